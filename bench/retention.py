@@ -20,7 +20,7 @@ from bench.measure import Commands, Measured, median, seconds
 from hypaware import config
 from hypaware.home import Home
 from hypaware.iceberg import metadata
-from hypaware.maintain.due_datasets import find_due_datasets
+from hypaware.maintain.task import find_due_datasets
 from hypaware.state.home_opener import open_home
 
 

@@ -4,9 +4,9 @@
 its JVM first, so that the JVM cannot commit afterwards. A job carries the setting of the command that requested it,
 even into an engine that is already running: `arm` applies it for the duration of that job.
 
-A module declares its crash points with `crash_point`. `CRASH_POINT_MODULES` names those modules, so that the points can
-be listed without running anything, and their names without importing anything. Commands and the engine reject an
-unknown name (`check_spec`). Any other program prints a warning when it first reaches a crash point.
+A module declares its crash points with `crash_point`. Their names are read from the source text, without importing
+anything. Commands and the engine reject an unknown name (`check_spec`). Any other program prints a warning when it
+first reaches a crash point.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import pkgutil
 import re
 import signal
 import sys
@@ -24,51 +23,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from hypaware.errors import UsageError
 
-# Every module that declares a crash point. A test compares this list with the source.
-CRASH_POINT_MODULES = (
-    "hypaware.clients.attach",
-    "hypaware.clients.settings_file",
-    "hypaware.daemon.service_file",
-    "hypaware.export.driver",
-    "hypaware.export.round",
-    "hypaware.export.sinks.blob.folder",
-    "hypaware.export.sinks.blob.sink",
-    "hypaware.export.sinks.forward.credentials",
-    "hypaware.export.sinks.iceberg.iceberg_table",
-    "hypaware.gateway.exchange_writer",
-    "hypaware.gateway.recorder",
-    "hypaware.iceberg.fsync",
-    "hypaware.iceberg.relocate",
-    "hypaware.lake.commit",
-    "hypaware.lake.key_index",
-    "hypaware.lake.prepare",
-    "hypaware.lake.settlements",
-    "hypaware.lake.tombstones",
-    "hypaware.maintain.backup",
-    "hypaware.maintain.compact",
-    "hypaware.maintain.expire",
-    "hypaware.maintain.generation",
-    "hypaware.maintain.purge.deliveries",
-    "hypaware.maintain.purge.run",
-    "hypaware.maintain.purge.spool",
-    "hypaware.maintain.purge.table",
-    "hypaware.maintain.rebuild",
-    "hypaware.maintain.retention",
-    "hypaware.privacy.folder_memory",
-    "hypaware.privacy.ignored_sessions",
-    "hypaware.reproject.run",
-    "hypaware.server.auth",
-    "hypaware.server.batches",
-    "hypaware.server.group_commit",
-    "hypaware.setup.config",
-    "hypaware.spool.active",
-    "hypaware.state.mirror",
-    "hypaware.state.store",
-    "hypaware.takeover.dataset_import",
-)
 _DECLARED = re.compile(rb'\bfaults\.crash_point\(\s*"([^"]+)"')
 
 
@@ -110,32 +68,31 @@ def declared_points() -> list[CrashPoint]:
     return sorted(_points.values(), key=lambda declared_point: declared_point.name)
 
 
-def is_declared(name: str) -> bool:
-    return name in _points
-
-
 def list_crash_points() -> list[CrashPoint]:
-    for module in CRASH_POINT_MODULES:
+    for module in sorted(set(crash_point_modules().values())):
         importlib.import_module(module)
-    return [point for point in declared_points() if point.name in crash_point_names()]
+    return [point for point in declared_points() if point.name in crash_point_modules()]
 
 
 @cache
-def crash_point_names() -> frozenset[str]:
-    """Return the names, read from the source text: a few milliseconds, while importing the modules takes seconds."""
-    files = ("/".join(module.split(".")[1:]) + ".py" for module in CRASH_POINT_MODULES)
-    sources = (pkgutil.get_data("hypaware", file) or b"" for file in files)
-    return frozenset(name.decode() for source in sources for name in _DECLARED.findall(source))
+def crash_point_modules() -> dict[str, str]:
+    """Return the module of each crash point by name, read from the source text: importing them takes seconds."""
+    root = Path(__file__).parent
+    return {
+        name.decode(): ".".join(("hypaware", *path.relative_to(root).with_suffix("").parts))
+        for path in root.rglob("*.py")
+        for name in _DECLARED.findall(path.read_bytes())
+    }
 
 
 def check_spec(spec: str) -> None:
     """Raise UsageError if a value of HYP_CRASH_AT names no crash point. Points declared in this process count too."""
     name, _ = parse_spec(spec)
-    if name in crash_point_names() or is_declared(name):
+    if name in crash_point_modules() or name in _points:
         return
     from hypaware.text import did_you_mean
 
-    hint = did_you_mean(name, sorted(crash_point_names()), or_all=False)
+    hint = did_you_mean(name, sorted(crash_point_modules()), or_all=False)
     raise UsageError(f"HYP_CRASH_AT={spec}: unknown crash point.{hint}", repair="hyp dev crash-points")
 
 
@@ -170,8 +127,13 @@ def forget_child(pid: int) -> None:
 
 
 def _reach(name: str) -> None:
-    if _unchecked:
-        _warn_if_unknown()
+    global _unchecked
+    if _unchecked and _process_setting is not None:
+        _unchecked = False
+        try:
+            check_spec(_process_setting.point)
+        except UsageError as error:
+            sys.stderr.write(f"warning: {error.message}\n")
     for setting in (_job_setting.get(), _process_setting):
         if setting is None or setting.point != name:
             continue
@@ -184,20 +146,6 @@ def _reach(name: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _warn_if_unknown() -> None:
-    global _unchecked
-    _unchecked = False
-    try:
-        if _process_setting is not None:
-            check_spec(_process_setting.point)
-    except UsageError as error:
-        sys.stderr.write(f"warning: {error.message}\n")
-
-
-def _from_environment() -> _Armed | None:
-    spec = os.environ.get("HYP_CRASH_AT")
-    return _Armed(*parse_spec(spec)) if spec else None
-
-
-_process_setting = _from_environment()
+_spec = os.environ.get("HYP_CRASH_AT")
+_process_setting = _Armed(*parse_spec(_spec)) if _spec else None
 _unchecked = _process_setting is not None

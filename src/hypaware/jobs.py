@@ -16,7 +16,7 @@ _JOBS = {
     "read": "hypaware.lake.read:run_read",
     "query": "hypaware.query.run:run_query",
     "export": "hypaware.export.jobs:export",
-    "reproject": "hypaware.reproject.run:run_reprojection",
+    "reproject": "hypaware.reproject:run_reprojection",
     "replay": "hypaware.export.jobs:replay",
     "maintain": "hypaware.maintain.jobs:run_maintenance",
     "overview": "hypaware.query.overview:run_overview",

@@ -48,13 +48,6 @@ class Plugin:
     error: str | None = None
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    entry: EntryPoint
-    value: Any
-    error: str | None
-
-
 def list_plugins() -> list[Plugin]:
     """Load and describe every registered plugin, including the broken ones."""
     return [plugin for group in GROUPS for plugin, _ in inspect_group(group)]
@@ -62,12 +55,12 @@ def list_plugins() -> list[Plugin]:
 
 def inspect_group(group: str) -> list[tuple[Plugin, Any]]:
     """Return every plugin of a group with its object, which is None if the plugin is broken."""
-    return [(_describe(loaded), loaded.value) for loaded in _load_group(group, _kind_of(group))]
+    return list(_load_group(group, _import(_KINDS[group]) if group in _KINDS else object))
 
 
 def load_plugins(group: str, kind: type[T]) -> list[T]:
     """Return the objects of the working plugins of a group, in a stable order."""
-    return [loaded.value for loaded in _load_group(group, kind) if loaded.error is None]
+    return [value for plugin, value in _load_group(group, kind) if plugin.error is None]
 
 
 def plugin_names(group: str) -> tuple[str, ...]:
@@ -82,56 +75,47 @@ def _entries(group: str) -> list[EntryPoint]:
     )
 
 
-def _load_group(group: str, kind: type) -> Iterator[_Loaded]:
+def _load_group(group: str, kind: type) -> Iterator[tuple[Plugin, Any]]:
     owners: dict[str, str] = {}
     for entry in _entries(group):
+        value, error = None, None
         if owner := owners.get(entry.name):
-            yield _Loaded(entry, None, f"the name {entry.name} belongs to {owner}")
-            continue
-        owners[entry.name] = _distribution(entry)
-        yield _load(entry, kind)
+            error = f"the name {entry.name} belongs to {owner}"
+        else:
+            owners[entry.name] = _distribution(entry)
+            value, error = _load(entry, kind)
+        plugin = Plugin(
+            group=entry.group,
+            name=entry.name,
+            distribution=_distribution(entry),
+            version=entry.dist.version if entry.dist else "",
+            value=entry.value,
+            status="broken" if error else "ok",
+            error=error,
+        )
+        yield plugin, value
 
 
-def _load(entry: EntryPoint, kind: type) -> _Loaded:
+def _load(entry: EntryPoint, kind: type) -> tuple[Any, str | None]:
+    """Return the plugin's object, or None and the reason why it is broken."""
     try:
         value = entry.load()
     except (Exception, SystemExit) as error:
-        return _Loaded(entry, None, f"{type(error).__name__}: {error}".strip(": "))
+        return None, f"{type(error).__name__}: {error}".strip(": ")
     if not isinstance(value, kind):
-        return _Loaded(entry, None, f"{entry.value} is a {type(value).__name__}, not a {kind.__name__}")
+        return None, f"{entry.value} is a {type(value).__name__}, not a {kind.__name__}"
     if (own_name := getattr(value, "name", entry.name)) != entry.name:
-        return _Loaded(entry, None, f"{entry.value} has the name {own_name!r}, but is registered as {entry.name!r}")
+        return None, f"{entry.value} has the name {own_name!r}, but is registered as {entry.name!r}"
     if entry.group in _CHECKS:
         try:
             _import(_CHECKS[entry.group])(value)
         except Exception as reason:
-            return _Loaded(entry, None, f"{entry.value}: {reason}")
-    return _Loaded(entry, value, None)
-
-
-def _describe(loaded: _Loaded) -> Plugin:
-    entry = loaded.entry
-    return Plugin(
-        group=entry.group,
-        name=entry.name,
-        distribution=_distribution(entry),
-        version=entry.dist.version if entry.dist else "",
-        value=entry.value,
-        status="broken" if loaded.error else "ok",
-        error=loaded.error,
-    )
+            return None, f"{entry.value}: {reason}"
+    return value, None
 
 
 def _distribution(entry: EntryPoint) -> str:
     return entry.dist.name if entry.dist else "unknown"
-
-
-def _kind_of(group: str) -> type:
-    if group not in _KINDS:
-        return object
-    kind = _import(_KINDS[group])
-    assert isinstance(kind, type)
-    return kind
 
 
 def _import(target: str) -> Any:

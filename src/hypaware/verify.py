@@ -21,18 +21,18 @@ from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import TableMetadata
-from hypaware.lake import dedupe, key_index, prepare, scan, schema, tombstones
+from hypaware.lake import dedupe, key_index, prepare, schema, tombstones
 from hypaware.lake.commit import finish_interrupted_flushes
 from hypaware.lake.health import read_recorded_floors
 from hypaware.lake.key_index import KeyIndex
 from hypaware.lake.locks import commit_lock
 from hypaware.lake.row_keys import unpack_keys
 from hypaware.lake.spark_table import SparkLake, SparkTable, dedupe_key_sql, list_stored_datasets
-from hypaware.lake.tombstones import SESSION_COLUMN, PurgeFilter, hash_purged_value
+from hypaware.lake.tombstones import SESSION_COLUMN, hash_purged_value
 from hypaware.maintain.apply_settlements import PendingSettlements
 from hypaware.model.datasets import SEQ, SOURCE, Dataset
 from hypaware.spool import reader
-from hypaware.state import dead_letters, flushes, intents, mirror, recovery, streams
+from hypaware.state import dead_letters, flushes, mirror, recovery, streams
 from hypaware.state.home_opener import open_home
 from hypaware.state.store import StateStore
 
@@ -99,7 +99,7 @@ def check_row_ids(audit: DatasetAudit) -> VerifyCheck:
     max_rows = None if audit.deep else _SAMPLE_ROWS
     chosen = newest_first if audit.deep else newest_first[:_SAMPLE_FILES]
     paths = [file.path for file in chosen]
-    found = scan.check_row_ids(audit.lake.spark.sparkContext, audit.dataset.name, paths, max_rows)
+    found = dedupe.check_row_ids(audit.lake.spark.sparkContext, audit.dataset.name, paths, max_rows)
     what = "all" if audit.deep else "a sample of"
     detail = f"{what} {found.checked} rows checked: {found.missing} without a row id, {found.wrong} with a wrong one"
     return audit.check("row_ids", found.missing == 0 and found.wrong == 0, detail)
@@ -165,7 +165,7 @@ def check_key_index(audit: DatasetAudit) -> VerifyCheck:
         if audit.deep and not ahead:
             lake = {
                 key
-                for result in scan.scan_table_keys(audit.home, audit.lake, audit.table, audit.dataset)
+                for result in dedupe.scan_table_keys(audit.home, audit.lake, audit.table, audit.dataset)
                 for key, seq in unpack_keys(result.keys, result.seqs)
                 if seq <= (through or 0)
             }
@@ -238,7 +238,7 @@ def check_deliveries(audit: DatasetAudit) -> VerifyCheck:
     with audit.store.reading() as connection:
         newest = flushes.load_high_water(connection, name).get(name, {})
         known = [stream for stream in streams.list_streams(connection) if stream.key.dataset == name]
-        planned = [intents.load_intent(connection, stream.key) for stream in known]
+        planned = [streams.load_intent(connection, stream.key) for stream in known]
         letters = [letter for letter in dead_letters.list_letters(connection) if letter.key.dataset == name]
     ahead = [stream.key for stream in known if (stream.watermark or 0) > newest.get(stream.key.source, 0)]
     inconsistent = [
@@ -260,7 +260,15 @@ def check_purged(audit: DatasetAudit) -> VerifyCheck:
     """Check that no purged row is in the lake and that no purge is unfinished."""
     recorded = tombstones.read_tombstones(audit.home)
     left = tombstones.list_unfinished_purges(audit.home)
-    found = _closed_rows(audit, recorded.purge_filter)
+    closed, found = recorded.purge_filter, 0
+    if closed.sessions and SESSION_COLUMN in audit.dataset.coercers:
+        sessions = audit.sql(f"SELECT {SESSION_COLUMN}, count(*) FROM {audit.name} GROUP BY {SESSION_COLUMN}")
+        hashed = ((hash_purged_value("session", str(session)), rows) for session, rows in sessions)
+        found += sum(rows for value, rows in hashed if value in closed.sessions)
+    if closed.before is not None:
+        early = f"{audit.dataset.time_column} < TIMESTAMP '{closed.before}'"
+        ((rows,),) = audit.sql(f"SELECT count(*) FROM {audit.name} WHERE {early}")
+        found += rows
     if recorded.has_parts and audit.home.keys.exists() and key_index.is_index_readable(audit.home.keys):
         purged_keys = tombstones.list_parts(audit.home, None if audit.deep else _SAMPLE_PARTS)
         with closing(KeyIndex(audit.home.keys)) as index:
@@ -273,20 +281,6 @@ def check_purged(audit: DatasetAudit) -> VerifyCheck:
     elif found:
         detail += "; purge them again"
     return audit.check("purged", not found and not left, detail)
-
-
-def _closed_rows(audit: DatasetAudit, closed: PurgeFilter) -> int:
-    found = 0
-    if closed.sessions and SESSION_COLUMN in audit.dataset.coercers:
-        sessions = audit.sql(f"SELECT {SESSION_COLUMN}, count(*) FROM {audit.name} GROUP BY {SESSION_COLUMN}")
-        found += sum(
-            rows for session, rows in sessions if hash_purged_value("session", str(session)) in closed.sessions
-        )
-    if closed.before is not None:
-        early = f"{audit.dataset.time_column} < TIMESTAMP '{closed.before}'"
-        ((rows,),) = audit.sql(f"SELECT count(*) FROM {audit.name} WHERE {early}")
-        found += rows
-    return int(found)
 
 
 ALL_CHECKS = (
@@ -329,7 +323,12 @@ def run_verify(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
                     context.check_cancelled()
                     context.progress(f"checking {dataset.name}", index, len(ALL_CHECKS))
                     found.append(_run_check(check, audit))
-        found += _lost_tables(context, opened.store)
+        present = {entry.name for entry in metadata.list_tables(context.home)}
+        for name, last in read_recorded_floors(opened.store).items():
+            if name not in present:
+                detail = f"rows up to {last} were recorded, but the table is not in the catalog"
+                detail += f" (hyp maintain {name} --rebuild)"
+                found.append(VerifyCheck("table", name, False, detail))
     finally:
         opened.store.close()
     return {"ok": all(check.ok for check in found), "checks": [asdict(check) for check in found]}
@@ -350,21 +349,6 @@ def _note(context: JobContext, audit: DatasetAudit, repairs: Iterable[str]) -> N
         context.note(f"{audit.dataset.name}: {description}")
 
 
-def _lost_tables(context: JobContext, store: StateStore) -> list[VerifyCheck]:
-    """Return a failed check for each table with recorded rows that is not in the catalog."""
-    present = {entry.name for entry in metadata.list_tables(context.home)}
-    return [
-        VerifyCheck(
-            "table",
-            name,
-            False,
-            f"rows up to {last} were recorded, but the table is not in the catalog (hyp maintain {name} --rebuild)",
-        )
-        for name, last in read_recorded_floors(store).items()
-        if name not in present
-    ]
-
-
 def repair_dataset(audit: DatasetAudit) -> Iterator[str]:
     """Repair one dataset, and yield a description of each repair."""
     finish_interrupted_flushes(audit.home, audit.store, audit.table, audit.dataset.name)
@@ -374,9 +358,8 @@ def repair_dataset(audit: DatasetAudit) -> Iterator[str]:
     dedupe.open_index(audit.home, audit.lake, audit.table, audit.dataset).close()
     if not (check_high_water(audit).ok and check_allocation(audit).ok):
         with audit.store.transaction() as connection:
-            recovery.raise_state_to(
-                connection, recovery.summarize_lake(audit.home), mirror.read_mirror(audit.home.mirror)
-            )
+            lake, held = recovery.summarize_lake(audit.home), mirror.read_mirror(audit.home.mirror)
+            recovery.raise_state_to(connection, lake, held)
         mirror.write_mirror(audit.home.mirror, audit.store)
         yield "advanced the state to the lake"
     leftover = find_removable(audit)

@@ -25,7 +25,7 @@ from hypaware.export.sinks.forward import credentials as _declares_forward  # no
 from hypaware.home import Home
 from hypaware.lake import flush as _declares_flush  # noqa: F401
 from hypaware.server import run as _declares_server  # noqa: F401
-from hypaware.spool import active as _declares_spool  # noqa: F401
+from hypaware.spool import writer as _declares_spool  # noqa: F401
 from tests.support import light_home
 from tests.support.command import Hyp, ndjson
 from tests.support.delivery_site import (

@@ -22,12 +22,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from hypaware.gateway import handover
+from hypaware.gateway.decode import redact_exchange
 from hypaware.gateway.exchange import DecodedExchange
 from hypaware.gateway.projection.conversation import ConversationCache
 from hypaware.gateway.projection.projector import project_exchange
-from hypaware.gateway.redaction import redact_exchange
 from hypaware.home import Home, locks
-from hypaware.maintain.purge import byte_search
+from hypaware.maintain.purge import verify
 from tests.support import claude_files, exchange_samples, upstream_stub
 from tests.support.command import Hyp
 from tests.support.light_lake import read_lake
@@ -193,7 +193,7 @@ def holding(home: Path, secrets: list[str]) -> dict[str, list[str]]:
             with path.open("rb") as file:
                 content += "".join(map(str, fastavro.reader(file))).encode()
         there = [secret for secret in secrets if secret.encode() in content]
-        if not there and byte_search.count_occurrences(path, [secret.encode() for secret in secrets]):
+        if not there and verify.count_occurrences(path, [secret.encode() for secret in secrets]):
             there = ["within something packed"]
         if there:
             found[str(path.relative_to(home))] = there

@@ -21,10 +21,9 @@ from hypaware.export.sink import (
     StreamCoverage,
     TablePayload,
 )
-from hypaware.export.sinks.blob import manifest
-from hypaware.export.sinks.blob.manifest import StoredObject
+from hypaware.export.sinks.blob import sink as blob_sink
 from hypaware.export.sinks.blob.object_store import PART_BYTES
-from hypaware.export.sinks.blob.sink import make_store
+from hypaware.export.sinks.blob.sink import StoredObject, make_store
 from tests.support.blob_destination import (
     GATEWAY,
     INCARNATION,
@@ -45,8 +44,8 @@ from tests.support.s3_server import ENVIRONMENT, SECRET_KEY_ENV, S3Server
 pytestmark = pytest.mark.spark
 
 STREAM = chunk(0, 1).stream
-OBJECT = manifest.object_key(chunk(0, 10), "parquet")
-MANIFEST = manifest.manifest_key(chunk(0, 10))
+OBJECT = blob_sink.object_key(chunk(0, 10), "parquet")
+MANIFEST = blob_sink.manifest_key(chunk(0, 10))
 
 
 @pytest.fixture(scope="module")
@@ -218,10 +217,10 @@ def test_more_manifests_than_a_page_holds_are_all_counted(options: dict[str, Any
 
         async def put(number: int) -> None:
             what = chunk(number * 10, number * 10 + 10)
-            said = manifest.make_manifest(what, stored, datetime.now(UTC))
+            said = blob_sink.make_manifest(what, stored, datetime.now(UTC))
             async with turns:
                 assert await store.create(
-                    manifest.manifest_key(what), manifest.format_manifest(said), "application/json"
+                    blob_sink.manifest_key(what), blob_sink.format_manifest(said), "application/json"
                 )
 
         await asyncio.gather(*(put(number) for number in range(count) if number != 1_500))

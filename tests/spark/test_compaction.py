@@ -90,9 +90,9 @@ class Site:
     def keep(self, step: Callable[[MaintenanceContext, MaintenanceReport], None], **options: Any) -> MaintenanceReport:
         report = MaintenanceReport(DATASET)
         with self.work(**options) as work:
-            report.set_before(work.files())
+            report.files_before = len(work.files())
             step(work, report)
-            report.set_after(work.files())
+            report.files_after = len(work.files())
         return report
 
     @property

@@ -21,8 +21,8 @@ from hypaware.config.schema import Config, SinkConfig
 from hypaware.engine.session import EngineSession
 from hypaware.export import dead_letter_rows
 from hypaware.export.driver import DeliveryOptions, Driver
-from hypaware.export.report import SinkReport
 from hypaware.export.rows import LakeRowReader
+from hypaware.export.status import SinkReport
 from hypaware.home import Home
 from hypaware.lake import schema
 from hypaware.lake.flush import Flusher
@@ -30,7 +30,7 @@ from hypaware.lake.spark_table import SparkLake
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
 from hypaware.privacy import ignored_sessions
-from hypaware.state import dead_letters, flushes, intents, streams
+from hypaware.state import dead_letters, flushes, streams
 from hypaware.state.home_opener import OpenHome, open_home
 from hypaware.state.streams import StreamKey
 from tests.support.light_home import append
@@ -91,7 +91,7 @@ class Site:
     def forget_watermarks(self) -> None:
         with self.opened.store.transaction() as connection:
             for stream in streams.list_streams(connection):
-                intents.cancel_intent(connection, stream.key)
+                streams.cancel_intent(connection, stream.key)
                 streams.restore_stream(connection, replace(stream, watermark=None))
 
 

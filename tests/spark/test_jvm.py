@@ -7,15 +7,15 @@ import gc
 import os
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from hypaware.engine import jars, jvm
-from hypaware.engine.jvm import JvmCommand
 from hypaware.engine.session import EngineSession, acquire_lake_lock
 from hypaware.errors import ConfigError, Retryable
 from hypaware.home import Home, cache_dir
@@ -25,42 +25,41 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def launch(engine_session: EngineSession, tmp_path: Path) -> JvmCommand:
+def launch(engine_session: EngineSession, tmp_path: Path) -> Callable[..., jvm.Jvm]:
     """A JVM with Spark's gateway and without a session, which starts in a second."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     class_path = jvm.build_class_path(jars.find_installed_jars(cache_dir()))
-    return JvmCommand(jvm.find_java(), class_path, "256m", scratch, tmp_path / "jvm.log")
+    return partial(jvm.start_jvm, jvm.find_java(), class_path, scratch=scratch, log_file=tmp_path / "jvm.log")
 
 
 @contextmanager
-def started(launch: JvmCommand) -> Iterator[jvm.Jvm]:
-    process = jvm.start_jvm(launch)
+def closed_at_end(process: jvm.Jvm) -> Iterator[jvm.Jvm]:
     try:
         yield process
     finally:
         process.close()
 
 
-def test_an_invalid_archive_does_not_stop_the_jvm(launch: JvmCommand, tmp_path: Path) -> None:
+def test_an_invalid_archive_does_not_stop_the_jvm(launch: Callable[..., jvm.Jvm], tmp_path: Path) -> None:
     """Damage that the stamp does not show is left to the JVM, which silently ignores the archive."""
     noise = tmp_path / "noise.jsa"
     noise.write_bytes(secrets.token_bytes(100_000))
     options = ("-Xshare:auto", f"-XX:SharedArchiveFile={noise}")
-    launch = JvmCommand(launch.java, launch.class_path, "256m", launch.scratch, launch.log, archive_options=options)
 
-    with started(launch) as process:
+    with closed_at_end(launch(memory="256m", archive_options=options)) as process:
         gateway = process.connect()
         assert gateway.jvm.java.lang.Math.abs(-1) == 1
         gateway.shutdown()
 
-    assert launch.log.read_text() == ""
+    assert (tmp_path / "jvm.log").read_text() == ""
 
 
-def test_a_jvm_that_cannot_start_reports_the_reason(launch: JvmCommand) -> None:
-    launch = JvmCommand(launch.java, launch.class_path, "1k", launch.scratch, launch.log)
-
-    with started(launch) as process, pytest.raises(Retryable, match="Too small maximum heap") as failed:
+def test_a_jvm_that_cannot_start_reports_the_reason(launch: Callable[..., jvm.Jvm]) -> None:
+    with (
+        closed_at_end(launch(memory="1k")) as process,
+        pytest.raises(Retryable, match="Too small maximum heap") as failed,
+    ):
         process.connect()
 
     assert failed.value.kind == "jvm_failed"

@@ -24,7 +24,7 @@ from hypaware.lake.spark_table import SparkLake
 from hypaware.maintain import rebuild
 from hypaware.maintain.context import MaintenanceContext
 from hypaware.maintain.context import MaintenanceReport as Kept
-from hypaware.maintain.generation import NEXT_NAMESPACE, table_folders
+from hypaware.maintain.rebuild import NEXT_NAMESPACE, table_folders
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ, Dataset
 from hypaware.state import flushes

@@ -16,7 +16,7 @@ from hypaware.home import Home
 from hypaware.lake import jobs, schema
 from hypaware.model.datasets import Row, coerce_row
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
-from hypaware.reproject.run import preview_reprojection, run_reprojection
+from hypaware.reproject import preview_reprojection, run_reprojection
 from hypaware.spool.writer import Spool
 from hypaware.state import flushes
 from hypaware.state.home_opener import open_home

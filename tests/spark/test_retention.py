@@ -19,7 +19,7 @@ from hypaware.iceberg import metadata
 from hypaware.lake import schema, snapshots
 from hypaware.lake.locks import track_job
 from hypaware.maintain.jobs import run_maintenance
-from hypaware.state import flushes, sources
+from hypaware.state import flushes
 from hypaware.state.home_opener import OpenHome, open_home
 from hypaware.verify import run_verify
 from tests.support.claude_files import grow, turns, write
@@ -126,7 +126,7 @@ def test_dropped_days_do_not_come_back(context: Context, opened: OpenHome, tmp_p
 
     # The sessions continue, and all checkpoints are lost.
     with opened.store.transaction() as connection:
-        sources.forget_checkpoints(connection, DATASET)
+        flushes.forget_checkpoints(connection, DATASET)
     context.home.keys.unlink()
     for age, path in paths.items():
         grow(path, turns(f"s{age}", 1, first=3, start=days[1]))

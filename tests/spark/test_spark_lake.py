@@ -14,7 +14,7 @@ import pytest
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
 from hypaware.iceberg import metadata
-from hypaware.lake import read, schema, spark_table
+from hypaware.lake import build, read, schema
 from hypaware.lake.build import BuildFailure, BuildResult, BuildTask
 from hypaware.lake.flush import Flusher, FlushReport
 from hypaware.lake.spark_table import SparkLake
@@ -165,7 +165,7 @@ def test_a_worker_that_dies_fails_the_build_and_not_the_engine(
     lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
     task = BuildTask(DATASET, (), "some-flush", tmp_path, {})
     with monkeypatch.context() as patch:
-        patch.setattr(spark_table, "run_catching", _die)
+        patch.setattr(build, "run_catching", _die)
         (failed,) = lake.run([task])
     assert isinstance(failed, BuildFailure)
     assert not failed.is_environmental
@@ -178,8 +178,8 @@ def test_if_no_worker_can_start_the_environment_is_blamed_and_not_the_rows(
 ) -> None:
     """If the rows were blamed, all of them would become rejects."""
     lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
-    monkeypatch.setattr(spark_table, "run_catching", _die)
-    monkeypatch.setattr(spark_table, "confirm_worker", _die)
+    monkeypatch.setattr(build, "run_catching", _die)
+    monkeypatch.setattr(build, "confirm_worker", _die)
     (failed,) = lake.run([BuildTask(DATASET, (), "some-flush", tmp_path, {})])
     assert isinstance(failed, BuildFailure)
     assert failed.is_environmental

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from hypaware.export.encoders import PARQUET, Encoder
 from hypaware.export.sink import Chunk, DestinationUnreachable, TablePayload, make_chunk
-from hypaware.export.sinks.blob.location import parse_location
+from hypaware.export.sinks.blob import parse_location
 from hypaware.export.sinks.blob.sink import BlobSink, BlobStore, make_store
 from hypaware.lake.schema import file_schema, table_from_json_lines
 from hypaware.model import canonical

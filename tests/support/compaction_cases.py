@@ -18,7 +18,7 @@ from hypaware.iceberg.metadata import DataFile, TableMetadata
 from hypaware.lake import locks, snapshots
 from hypaware.maintain import compact, expire
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
-from hypaware.maintain.due_datasets import find_due_datasets
+from hypaware.maintain.task import find_due_datasets
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
 from hypaware.state.home_opener import open_home
@@ -76,9 +76,9 @@ class SmallFiles:
     def _run(self, step: Any, options: dict[str, Any]) -> MaintenanceReport:
         report = MaintenanceReport(DATASET)
         with self.work(**options) as context:
-            report.set_before(context.files())
+            report.files_before = len(context.files())
             step(context, report)
-            report.set_after(context.files())
+            report.files_after = len(context.files())
         return report
 
     @property

@@ -11,12 +11,11 @@ from hypaware import config
 from hypaware.config import Config
 from hypaware.export import sink_registry
 from hypaware.home import Home
-from hypaware.state import dead_letters, flushes, intents, streams
+from hypaware.state import dead_letters, flushes, streams
 from hypaware.state.dead_letters import DeadLetter
 from hypaware.state.home_opener import open_home
-from hypaware.state.intents import Intent, PlannedChunk
 from hypaware.state.store import Connection, StateStore
-from hypaware.state.streams import StreamKey
+from hypaware.state.streams import Intent, PlannedChunk, StreamKey
 
 DATASET = "ai_gateway_messages"
 
@@ -88,9 +87,9 @@ class DeliveryHome:
             for after, last in zip(starts, ends, strict=True)
         )
         with self.change() as connection:
-            intents.save_intent(connection, Intent(stream, starts[0], ends[-1], chunks))
+            streams.save_intent(connection, Intent(stream, starts[0], ends[-1], chunks))
             for chunk in chunks[:acked]:
-                intents.acknowledge_chunk(connection, stream, chunk, chunk.rows)
+                streams.acknowledge_chunk(connection, stream, chunk, chunk.rows)
 
     def buried(self, stream: StreamKey, letter_id: str, seq: int, body: bytes | None = None) -> None:
         letter = DeadLetter(letter_id, stream, "i" * 32, seq - 1, seq, 1, "too odd", "2026-11-15T07:00:00+00:00")
@@ -105,7 +104,7 @@ class DeliveryHome:
 
     def intent(self, stream: StreamKey) -> Intent | None:
         with self.store() as store, store.reading() as connection:
-            return intents.load_intent(connection, stream)
+            return streams.load_intent(connection, stream)
 
     def letters(self) -> list[str]:
         with self.store() as store, store.reading() as connection:

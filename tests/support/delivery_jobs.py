@@ -113,9 +113,9 @@ def maintain(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         work = MaintenanceContext(
             context.home, context.config, store, lake, dataset, datetime.now(UTC), note=context.note
         )
-        report.set_before(work.files())
+        report.files_before = len(work.files())
         retention.apply_retention(work, report)
-        report.set_after(work.files())
+        report.files_after = len(work.files())
     if (context.home.root / "fail-maintain").exists():
         report.errors.append("a part of it went wrong")
     return {"datasets": [report.as_json()]}

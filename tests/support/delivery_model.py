@@ -26,7 +26,6 @@ from hypaware.config.schema import Config, SinkConfig
 from hypaware.errors import HypError
 from hypaware.export import retry, round, stream_destination
 from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
-from hypaware.export.report import SinkReport
 from hypaware.export.sink import (
     Chunk,
     ChunkLimits,
@@ -39,6 +38,7 @@ from hypaware.export.sink import (
     StreamCoverage,
     TablePayload,
 )
+from hypaware.export.status import SinkReport
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import DataFile, TableMetadata

@@ -6,17 +6,17 @@ from contextlib import closing
 from typing import Any
 
 from hypaware.backfill import providers
-from hypaware.backfill.privacy_filter import ImportPolicy
 from hypaware.backfill.report import ImportReport, survey_for_report
-from hypaware.backfill.request import ImportArguments
+from hypaware.backfill.request import ImportArguments, ImportPolicy
 from hypaware.backfill.run import commit_batches
 from hypaware.backfill.survey import read_import_state
 from hypaware.backfill.tasks import ImportContext
-from hypaware.config import Config
+from hypaware.config import Config, FlushConfig
+from hypaware.errors import LakeError
 from hypaware.home import Home
-from hypaware.iceberg.fsync import DamagedTable, fsync_all, roll_back_damaged
+from hypaware.iceberg.fsync import fsync_all, roll_back_damaged
 from hypaware.lake.commit import open_table
-from hypaware.lake.flush import Flusher, FlushLimits, FlushReport
+from hypaware.lake.flush import Flusher, FlushReport
 from hypaware.model import datasets
 from hypaware.spool.writer import SealRule, Spool
 from hypaware.state import flushes
@@ -34,14 +34,14 @@ def append(home: Home, rows: list[dict[str, Any]], seal: bool = True) -> None:
         spool.close()
 
 
-def flush(home: Home, limits: FlushLimits | None = None, *, skip_deferred: bool = False) -> FlushReport:
+def flush(home: Home, limits: FlushConfig | None = None, *, skip_deferred: bool = False) -> FlushReport:
     """Flush as an engine does: check for damage, recover, then commit."""
     with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
         with store.reading() as connection:
             known = flushes.load_high_water(connection)
         found = roll_back_damaged(home, {name: max(by_source.values()) for name, by_source in known.items()})
-        fsync_all(home, skip={each.table for each in found if isinstance(each, DamagedTable)})
-        return Flusher(home, store, lake, limits or FlushLimits()).flush(
+        fsync_all(home, skip={table for table, reason in found.items() if isinstance(reason, LakeError)})
+        return Flusher(home, store, lake, limits or FlushConfig()).flush(
             datasets.get(DATASET), wait=0, skip_deferred=skip_deferred
         )
 

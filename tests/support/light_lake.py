@@ -41,7 +41,7 @@ from hypaware.lake.build import BuildFailure, BuildResult, Task, run_catching
 from hypaware.lake.parquet import BuiltFile
 from hypaware.lake.schema import TABLE_PROPERTIES, table_columns
 from hypaware.lake.snapshots import list_expirable
-from hypaware.lake.table import FlushContents, NotCommitted, TableChange
+from hypaware.lake.table import NotCommitted, TableChange
 from hypaware.model.columns import ColumnType
 from hypaware.model.datasets import BATCH_ID, SEQ, SOURCE, Dataset
 from hypaware.state.flushes import Flush
@@ -116,14 +116,14 @@ class LightTable:
     def data_root(self) -> Path:
         return local_path(self._table.location()) / "data"
 
-    def find_flush(self, flush: Flush) -> FlushContents | None:
+    def find_flush(self, flush: Flush) -> dict[str, tuple[int, int]]:
         in_range = And(GreaterThan(SEQ, flush.after), LessThanOrEqual(SEQ, flush.last))
         rows = self._table.scan(And(in_range, EqualTo(BATCH_ID, flush.id)), selected_fields=(SEQ, SOURCE)).to_arrow()
         by_source: dict[str, tuple[int, int]] = {}
         for row in rows.to_pylist():
             highest, count = by_source.get(row[SOURCE], (0, 0))
             by_source[row[SOURCE]] = (max(highest, row[SEQ]), count + 1)
-        return FlushContents(by_source) if by_source else None
+        return by_source
 
     def commit(self, flush: Flush, files: Sequence[BuiltFile]) -> None:
         summary = {

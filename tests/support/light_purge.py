@@ -20,8 +20,8 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles
 from hypaware.config import Config
 from hypaware.export import dead_letter_rows
 from hypaware.export.driver import DeliveryOptions, Driver
-from hypaware.export.report import SinkReport
 from hypaware.export.rows import LakeRowReader
+from hypaware.export.status import SinkReport
 from hypaware.home import Home
 from hypaware.lake.table import LakeTable
 from hypaware.maintain.purge.context import PurgeContext
@@ -33,30 +33,16 @@ from hypaware.testing.folder_sink import FOLDER
 from tests.support.light_lake import LightLake, LightTable
 
 
-class LightHistory:
-    """The history of a light table, as far as PyIceberg can change it; unneeded files are left to the sweep."""
-
-    def describe_live_files_only(self, table: LakeTable) -> bool:
-        assert isinstance(table, LightTable)
-        iceberg_table = table._table
-        snapshot = iceberg_table.current_snapshot()
-        if snapshot is None or not any(each.deleted_files_count for each in snapshot.manifests(iceberg_table.io)):
-            return False
-        with iceberg_table.transaction() as transaction, _LiveEntries(Operation.APPEND, transaction, iceberg_table.io):
-            pass
-        return True
-
-    def expire(self, table: LakeTable) -> None:
-        assert isinstance(table, LightTable)
-        iceberg_table = table._table
-        current = iceberg_table.current_snapshot()
-        old = [
-            each.snapshot_id
-            for each in iceberg_table.snapshots()
-            if current and each.snapshot_id != current.snapshot_id
-        ]
-        if old:
-            iceberg_table.maintenance.expire_snapshots().by_ids(old).commit()
+def describe_live_files_only(table: LakeTable) -> bool:
+    """Rewrite manifests as far as PyIceberg can; unneeded files are left to the sweep."""
+    assert isinstance(table, LightTable)
+    iceberg_table = table._table
+    snapshot = iceberg_table.current_snapshot()
+    if snapshot is None or not any(each.deleted_files_count for each in snapshot.manifests(iceberg_table.io)):
+        return False
+    with iceberg_table.transaction() as transaction, _LiveEntries(Operation.APPEND, transaction, iceberg_table.io):
+        pass
+    return True
 
 
 class _LiveEntries(_FastAppendFiles):  # type: ignore[misc]
@@ -83,7 +69,7 @@ def purge(home: Home, kind: SelectorKind, *values: str, config: Config | None = 
     with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
         selector = PurgeSelector(kind, values)
         return run_purge(
-            PurgeContext(home, config or Config(), store, lake, selector, LightHistory(), **options)
+            PurgeContext(home, config or Config(), store, lake, selector, describe_live_files_only, **options)
         ).as_json()
 
 

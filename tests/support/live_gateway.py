@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Self
 
 from hypaware.gateway.exchange import RecordedBody, RecordedExchange
-from hypaware.gateway.proxy import LocalPage
 from hypaware.gateway.recorder import ExchangeHandler, RecorderCounts, RecorderLimits
 from hypaware.gateway.routes import Route, Routes
-from hypaware.gateway.server import GatewayServer
+from hypaware.gateway.server import GatewayServer, LocalPage
 from tests.support.processes import PATIENCE
 from tests.support.upstream_stub import UpstreamStub
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 
+from hypaware.config import FlushConfig
 from hypaware.gateway.exchange import DecodedExchange
 from hypaware.gateway.projection.conversation import ConversationCache
 from hypaware.gateway.projection.projector import project_exchange
 from hypaware.gateway.raw_exchanges import StoredParts, build_raw_row
 from hypaware.home import Home
-from hypaware.lake.flush import Flusher, FlushLimits, FlushReport
+from hypaware.lake.flush import Flusher, FlushReport
 from hypaware.model import datasets
 from hypaware.model.datasets import Row
 from hypaware.spool.writer import Spool
@@ -54,7 +55,7 @@ def append(home: Home, dataset: str, rows: list[Row]) -> None:
 
 def flush(home: Home, dataset: str) -> FlushReport:
     with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
-        return Flusher(home, store, lake, FlushLimits()).flush(datasets.get(dataset), wait=0)
+        return Flusher(home, store, lake, FlushConfig()).flush(datasets.get(dataset), wait=0)
 
 
 def store(home: Home, dataset: str, rows: list[Row]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from hypaware.config import Config, RetentionConfig, SinkConfig
 from hypaware.export.driver import DeliveryOptions, Driver
-from hypaware.export.report import SinkReport
 from hypaware.export.rows import LakeRowReader
+from hypaware.export.status import SinkReport
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake.table import TableChange

@@ -14,12 +14,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hypaware.backfill.plan import redirect_stdout
-from hypaware.backfill.privacy_filter import ImportPolicy
-from hypaware.backfill.report import ImportReport, run_providers, survey_for_report
-from hypaware.backfill.request import ImportArguments
+from hypaware.backfill.report import ImportReport, redirect_stdout, run_providers, survey_for_report
+from hypaware.backfill.request import ImportArguments, ImportPolicy
 from hypaware.backfill.survey import read_import_state
-from hypaware.backfill.tasks import ImportContext, make_tasks, raise_faults, split_into_batches
+from hypaware.backfill.tasks import ImportContext, make_tasks, split_into_batches
 from hypaware.config import Config
 from hypaware.home import Home
 from hypaware.lake import prepare, tombstones
@@ -36,51 +34,43 @@ from hypaware.state import mirror
 DryRunProgress = Callable[[str, float, float, dict[str, Any]], None]
 # Fewer bytes are read before another process has started.
 _POOL_THRESHOLD = 32 << 20
-_PLACEHOLDER_GATEWAY = "dry-run"
 
 
 def run_dry(home: Home, config: Config, args: Mapping[str, Any], progress: DryRunProgress) -> dict[str, Any]:
     """Return the backfill document with `dry_run: true`."""
     request = ImportArguments.from_args(args)
     policy = ImportPolicy.from_config(home, config, remembers=False)
-    with redirect_stdout():
-        return run_providers(request, _DryRun(home, policy, request, progress).run, dry_run=True)
+    # Dataset → the keys that exist, or would exist after the earlier providers of this run.
+    existing_keys: dict[str, ExistingKeys] = {}
 
-
-class _DryRun:
-    def __init__(self, home: Home, policy: ImportPolicy, request: ImportArguments, progress: DryRunProgress) -> None:
-        self._home = home
-        self._policy = policy
-        self._request = request
-        self._progress = progress
-        self._existing: dict[str, ExistingKeys] = {}
-        """Dataset → the keys that exist, or would exist after the earlier providers of this run."""
-
-    def run(self, report: ImportReport, dataset: Dataset) -> None:
-        home, provider = self._home, report.entry.name
+    def count_dataset(report: ImportReport, dataset: Dataset) -> None:
+        provider = report.entry.name
         state = read_import_state(home, provider, dataset.name)
-        found = survey_for_report(report, home, self._request, dataset, state, self._policy)
+        found = survey_for_report(report, home, request, dataset, state, policy)
         mirrored = mirror.read_mirror(home.mirror)
-        gateway_id = mirrored.identity.gateway_id if mirrored else _PLACEHOLDER_GATEWAY
-        context = ImportContext(provider, dataset.name, dict(self._request.environment), gateway_id, self._policy)
-        existing = self._existing.setdefault(dataset.name, ExistingKeys(home, dataset, gateway_id))
+        gateway_id = mirrored.identity.gateway_id if mirrored else "dry-run"
+        context = ImportContext(provider, dataset.name, dict(request.environment), gateway_id, policy)
+        existing = existing_keys.setdefault(dataset.name, ExistingKeys(home, dataset, gateway_id))
         stones = tombstones.read_tombstones(home)
         match_native = stones.has_parts or existing.may_match
         after = read = 0
         for batch in split_into_batches(found.due):
             tasks = [
-                _CountTask(replace(task, purge_filter=stones.purge_filter, match_native=match_native))
+                replace(task, purge_filter=stones.purge_filter, match_native=match_native)
                 for task in make_tasks(batch, context, after, "dry-run", home.lake, {})
             ]
             counted = []
             for task, result in _run_tasks(tasks):
                 counted.append(result)
-                read += task.task.bytes
+                read += task.bytes
                 rows = report.rows.written + sum(each.rows for each in counted)
-                self._progress("reading", read, found.bytes, {"unit": "bytes", "rows": rows})
+                progress("reading", read, found.bytes, {"unit": "bytes", "rows": rows})
             after += batch.max_rows
             purged = prepare.find_purged(stones, dataset, gateway_id, [each.built for each in counted])
             _add_to_report(report, existing, counted, purged)
+
+    with redirect_stdout():
+        return run_providers(request, count_dataset, dry_run=True)
 
 
 @dataclass
@@ -111,18 +101,15 @@ class _Counted:
         return sum(map(len, self.days.values()))
 
 
-@dataclass(frozen=True)
-class _CountTask:
-    task: BuildTask
-
-    def run(self) -> _Counted:
-        counter = _RowCounter(datasets.get(self.task.dataset).time_column)
-        built = self.task.run(counter)
-        days = counter.days
-        if built.withdrawn:
-            withdrawn = {seq for part in built.withdrawn for seq in part}
-            days = {day: array("q", (seq for seq in seqs if seq not in withdrawn)) for day, seqs in days.items()}
-        return _Counted(prepare.drop_withdrawn(built), {day: seqs for day, seqs in days.items() if seqs})
+def _count_rows(task: BuildTask) -> _Counted:
+    counter = _RowCounter(datasets.get(task.dataset).time_column)
+    built = task.run(counter)
+    days = counter.days
+    if built.withdrawn:
+        withdrawn = {seq for part in built.withdrawn for seq in part}
+        days = {day: array("q", (seq for seq in seqs if seq not in withdrawn)) for day, seqs in days.items()}
+        built = prepare.drop_withdrawn(built)
+    return _Counted(built, {day: seqs for day, seqs in days.items() if seqs})
 
 
 def _add_to_report(
@@ -130,12 +117,13 @@ def _add_to_report(
 ) -> None:
     built = [each.built for each in counted]
     sources_read = [source for each in built for source in each.reports]
-    raise_faults(sources_read)
+    for source in sources_read:
+        if source.fault is not None:
+            raise source.fault
     keyed = (pair for each in built for pair in unpack_keys(each.keys, each.seqs))
     duplicates = existing.duplicates([(key, seq) for key, seq in keyed if seq not in purged.written])
     settled = existing.settled(built, duplicates | purged.written)
     dropped = duplicates | purged.written | settled
-    report.add_sources(sources_read, dropped | purged.skipped)
     counts = RowCounts(
         written=sum(each.rows for each in counted) - len(dropped),
         duplicate=len(duplicates),
@@ -143,19 +131,18 @@ def _add_to_report(
         settled=len(settled),
         purged=len(purged.all) + purged.purged_rejects,
     )
-    report.add_rows(
-        counts, (day for each in counted for day, seqs in each.days.items() if not dropped.issuperset(seqs))
-    )
+    days = (day for each in counted for day, seqs in each.days.items() if not dropped.issuperset(seqs))
+    report.add_batch(sources_read, dropped | purged.skipped, counts, days)
 
 
-def _run_tasks(tasks: list[_CountTask]) -> Iterator[tuple[_CountTask, _Counted]]:
-    if sum(task.task.bytes for task in tasks) < _POOL_THRESHOLD:
-        yield from ((task, task.run()) for task in tasks)
+def _run_tasks(tasks: list[BuildTask]) -> Iterator[tuple[BuildTask, _Counted]]:
+    if sum(task.bytes for task in tasks) < _POOL_THRESHOLD:
+        yield from ((task, _count_rows(task)) for task in tasks)
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, initializer=os.dup2, initargs=(2, 1)) as pool:
         try:
-            yield from zip(tasks, pool.map(_CountTask.run, tasks), strict=True)
+            yield from zip(tasks, pool.map(_count_rows, tasks), strict=True)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -1,8 +1,8 @@
 """The registries of providers and materializers, and the validation of what providers yield.
 
-Objects are checked when they register, so that an import never meets one without a name or a method. A name has one
-owner. Installed objects are found by entry points: clients with a `backfill` in the group `hypaware.clients`,
-materializers in `hypaware.materializers`. A broken plugin is listed in `broken` and does not stop the others.
+Objects are checked when they register. A name has one owner. Installed objects are found by entry points: clients with
+a `backfill` in the group `hypaware.clients`, materializers in `hypaware.materializers`. A broken plugin is listed in
+`broken` and does not stop the others.
 
 A provider may yield the dataclasses of `clients.client`, or mappings of the same shape: items as `{dataset, kind,
 value, provenance: {client_name, source_path, native_id}}`, events as `{event: name, …facts}`. Anything else fails the
@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hypaware import plugins
-from hypaware.clients.client import ImportItem, InvalidItem, Materializer, Provenance, Provider, ProviderEvent, Source
+from hypaware.clients.client import ImportItem, Materializer, Provenance, Provider, ProviderEvent, Source
 from hypaware.errors import HypError
 from hypaware.model import datasets
 from hypaware.model.columns import preview
-from hypaware.model.datasets import Row
 from hypaware.plugins import Plugin
 
 _PROVIDER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -45,8 +43,6 @@ _PROVENANCE_KEYS = frozenset({"client_name", "source_path", "native_id"})
 
 @dataclass(frozen=True)
 class RegisteredProvider:
-    """A provider and the distribution that registered it."""
-
     provider: Provider
     plugin: str
 
@@ -79,8 +75,6 @@ class ProviderRegistry:
 
 
 class MaterializerRegistry:
-    """Materializers by kind."""
-
     def __init__(self) -> None:
         self._by_kind: dict[str, tuple[Materializer, str]] = {}
         self.broken: list[Plugin] = []
@@ -198,7 +192,13 @@ def validate_yield(raw: Any, provider: Provider, materializers: MaterializerRegi
         raise ProviderFault("dataset_not_registered", f"no dataset {found.dataset} is registered")
     materializer = materializers.get(found.kind)
     if materializer is None:
-        raise ProviderFault("materializer_missing", _explain_missing_materializer(found.kind, materializers))
+        registered = ", ".join(materializers.kinds()) or "none"
+        message = f"there is no materializer for items of kind {preview(found.kind)}; registered: {registered}"
+        for plugin in materializers.broken:
+            if plugin.name == found.kind:
+                message = f"cannot load the materializer for items of kind {found.kind} from {plugin.distribution}: "
+                message += str(plugin.error)
+        raise ProviderFault("materializer_missing", message)
     if materializer.dataset != found.dataset:
         raise ProviderFault(
             "dataset_mismatch",
@@ -220,16 +220,15 @@ def validate_source(raw: Any) -> Source | ProviderEvent:
     return found
 
 
-def materialize_item(item: ImportItem, materializer: Materializer, skipped: Counter[str]) -> Iterator[Row]:
-    """Yield the rows of a validated item; raise ProviderFault if its materializer does not accept the value."""
-    try:
-        yield from materializer.materialize(item.value, item.provenance, skipped)
-    except InvalidItem as reason:
-        raise ProviderFault("invalid_yield", f"an item of kind {item.kind}: {reason}") from None
-
-
 def _to_dataclass(raw: Any) -> ImportItem | ProviderEvent:
-    found = _from_mapping(raw) if isinstance(raw, Mapping) else raw
+    found = raw
+    if isinstance(raw, Mapping) and not _ITEM_KEYS.isdisjoint(raw):
+        _check_keys("an item", raw, _ITEM_KEYS)
+        found = ImportItem(raw["dataset"], raw["kind"], raw["value"], raw["provenance"])
+    elif isinstance(raw, Mapping) and ("event" in raw or "name" in raw):
+        rest = dict(raw)
+        name = rest.pop("event") if "event" in rest else rest.pop("name")
+        found = ProviderEvent(name, rest["facts"] if rest.keys() == {"facts"} else rest)
     if isinstance(found, ImportItem):
         return ImportItem(
             _require_text("dataset", found.dataset),
@@ -247,38 +246,18 @@ def _to_dataclass(raw: Any) -> ImportItem | ProviderEvent:
     return ProviderEvent(name, facts)
 
 
-def _from_mapping(raw: Mapping[Any, Any]) -> ImportItem | ProviderEvent | None:
-    if not _ITEM_KEYS.isdisjoint(raw):
-        _check_keys("an item", raw, _ITEM_KEYS)
-        return ImportItem(raw["dataset"], raw["kind"], raw["value"], raw["provenance"])
-    if "event" not in raw and "name" not in raw:
-        return None
-    facts = dict(raw)
-    name = facts.pop("event") if "event" in facts else facts.pop("name")
-    return ProviderEvent(name, facts["facts"] if facts.keys() == {"facts"} else facts)
-
-
 def _make_provenance(given: Any) -> Provenance:
-    if isinstance(given, Provenance):
-        client, path, native = given.client_name, given.source_path, given.native_id
-    elif isinstance(given, Mapping):
+    if isinstance(given, Mapping):
         _check_keys("the provenance of an item", given, _PROVENANCE_KEYS)
-        client, path, native = given["client_name"], given["source_path"], given["native_id"]
-    else:
+        given = Provenance(**given)
+    elif not isinstance(given, Provenance):
         raise _invalid_yield(f"the provenance of an item is {preview(given)}, not a Provenance")
+    path = given.source_path
     return Provenance(
-        client_name=_require_text("client_name", client),
+        client_name=_require_text("client_name", given.client_name),
         source_path=_require_text("source_path", os.fspath(path) if isinstance(path, os.PathLike) else path),
-        native_id=_require_text("native_id", native),
+        native_id=_require_text("native_id", given.native_id),
     )
-
-
-def _explain_missing_materializer(kind: str, materializers: MaterializerRegistry) -> str:
-    for plugin in materializers.broken:
-        if plugin.name == kind:
-            return f"cannot load the materializer for items of kind {kind} from {plugin.distribution}: {plugin.error}"
-    registered = ", ".join(materializers.kinds()) or "none"
-    return f"there is no materializer for items of kind {preview(kind)}; registered: {registered}"
 
 
 def _check_keys(what: str, given: Mapping[Any, Any], expected: frozenset[str]) -> None:

@@ -1,37 +1,35 @@
-"""Run the providers of an import, and report on each: the JSON document, its summary, and telemetry counters."""
+"""Run or plan the providers of an import, and report on each: the JSON document, its summary, and telemetry counters.
+
+A plan comes from file names, sizes and checkpoints; it opens no transcript.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from hypaware import telemetry
-from hypaware.backfill.providers import ProviderFault, RegisteredProvider, load_providers
-from hypaware.backfill.survey import DueSource, ImportState, SourceSurvey, encode_path, survey_dataset
+from hypaware.backfill.providers import FaultKind, ProviderFault, RegisteredProvider, load_providers
+from hypaware.backfill.request import ImportArguments, ImportPolicy
+from hypaware.backfill.survey import ImportState, SourceSurvey, encode_path, read_import_state, survey_dataset
 from hypaware.clients.client import ProviderEvent
+from hypaware.config import Config
 from hypaware.errors import Cancelled, HypError, Retryable
+from hypaware.home import Home
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.model.row_counts import RowCounts
 
 if TYPE_CHECKING:
-    from hypaware.backfill.privacy_filter import ImportPolicy
-    from hypaware.backfill.request import ImportArguments
     from hypaware.backfill.tasks import SourceReport
-    from hypaware.home import Home
 
 _MAX_REASONS = 50
-# Errors that have a telemetry event of their own.
-_ERROR_EVENTS = (
-    "materializer_missing",
-    "dataset_mismatch",
-    "dataset_not_registered",
-    "invalid_yield",
-    "provider_error",
-)
 # A provider's event must not set these fields.
 _RESERVED_FACTS = frozenset({"status", "provider", "hyp_plugin", "name", "dev_run_id"})
 
@@ -59,11 +57,14 @@ class ImportReport:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The provider and its plugin, for telemetry."""
         return {"provider": self.entry.name, "hyp_plugin": self.entry.plugin}
 
-    def add_sources(self, reports: Iterable[SourceReport], dropped: Collection[int]) -> None:
-        """Add the reports of the sources; the tokens of dropped rows are not counted."""
+    def add_batch(
+        self, reports: Iterable[SourceReport], dropped: Collection[int], counts: RowCounts, days: Iterable[str]
+    ) -> None:
+        """Add the sources and rows of a commit; the tokens of dropped rows are not counted."""
+        self.rows.add(counts)
+        self.days.update(days)
         for report in reports:
             self.items += report.items
             self.sessions |= report.sessions
@@ -79,25 +80,13 @@ class ImportReport:
             if report.error:
                 self.files_skipped["failed"] += 1
                 self.fail(HypError(f"the provider failed to read a source: {report.error}", kind="provider_error"))
-
-    def fail_source(self, due: DueSource, reason: HypError) -> None:
-        """Record that a source cannot be imported. It stays due, in case a newer version can import it."""
-        self.files_skipped["failed"] += 1
-        self.fail(
-            HypError(f"{encode_path(due.snapshot.path)} cannot be imported: {reason.message}", kind="source_failed")
-        )
-
-    def add_rows(self, counts: RowCounts, days: Iterable[str]) -> None:
-        """Add the rows of a commit, and the days of the written ones."""
-        self.rows.add(counts)
-        self.days.update(days)
         if counts.purged:
             self.lines_skipped["purged"] += counts.purged
 
     def fail(self, error: HypError) -> None:
         """Keep the first error; emit an event for each."""
         self.error = self.error or error
-        name = error.kind if error.kind in _ERROR_EVENTS else "provider_error"
+        name = error.kind if error.kind in get_args(FaultKind) else "provider_error"
         telemetry.event(f"backfill.{name}", status="failed", error_kind=error.kind, **self.facts)
 
     def emit(self, events: Iterable[ProviderEvent]) -> None:
@@ -106,6 +95,10 @@ class ImportReport:
             telemetry.event(f"backfill.event.{event.name}", **{**facts, **self.facts})
 
     def as_json(self) -> dict[str, Any]:
+        # Names of unknown types come from outside and are not bounded.
+        lines_skipped = Counter(dict(self.lines_skipped.most_common(_MAX_REASONS)))
+        if rest := self.lines_skipped.total() - lines_skipped.total():
+            lines_skipped["others"] += rest
         document: dict[str, Any] = {
             "provider": self.entry.name,
             "plugin": self.entry.plugin,
@@ -117,7 +110,7 @@ class ImportReport:
             "rows_skipped": self.rows_skipped,
             "rows_ignored": self.rows_ignored,
             "files_unchanged": self.files_unchanged,
-            "lines_skipped": dict(sorted(_most_common(self.lines_skipped).items())),
+            "lines_skipped": dict(sorted(lines_skipped.items())),
             "files": self.files,
             "files_skipped": dict(sorted(self.files_skipped.items())),
             "held_back": self.held,
@@ -134,16 +127,7 @@ class ImportReport:
         return document
 
 
-def _most_common(counts: Counter[str]) -> Counter[str]:
-    """Return the most common reasons. Names of unknown types come from outside and are not bounded."""
-    kept = Counter(dict(counts.most_common(_MAX_REASONS)))
-    if rest := counts.total() - kept.total():
-        kept["others"] += rest
-    return kept
-
-
 ImportWork = Callable[[ImportReport, Dataset], None]
-"""Imports one provider's rows of one dataset."""
 
 
 def run_providers(request: ImportArguments, work: ImportWork, *, dry_run: bool) -> dict[str, Any]:
@@ -155,16 +139,13 @@ def run_providers(request: ImportArguments, work: ImportWork, *, dry_run: bool) 
         "since": request.window.since,
         "until": request.window.until,
     }
-    known = load_providers()
-    reports: list[ImportReport] = []
+    reports = [ImportReport(entry) for entry in map(load_providers().get, request.providers) if entry]
     status: telemetry.Status = "cancelled"
     with telemetry.span("backfill.start", component="backfill", **facts) as span:
         telemetry.event("backfill.start", **facts)
         try:
-            for name in request.providers:
-                if (entry := known.get(name)) is not None:
-                    reports.append(ImportReport(entry))
-                    _run_provider(reports[-1], work)
+            for report in reports:
+                _run_provider(report, work)
             status = "failed" if any(report.error for report in reports) else "ok"
         finally:
             span.status(status)
@@ -184,13 +165,13 @@ def run_providers(request: ImportArguments, work: ImportWork, *, dry_run: bool) 
 
 
 def _run_provider(report: ImportReport, work: ImportWork) -> None:
-    cancelled = True
+    status: telemetry.Status = "cancelled"
     try:
         with telemetry.span("backfill.provider_start", component="backfill", **report.facts) as span:
             for name in report.entry.provider.datasets:
                 isolate_failure(report, name, partial(work, report))
-            span.status("failed" if report.error else "ok")
-            cancelled = False
+            status = "failed" if report.error else "ok"
+            span.status(status)
     finally:
         with telemetry.span("backfill.provider_finish", component="backfill", **report.facts) as span:
             span.set(
@@ -200,7 +181,7 @@ def _run_provider(report: ImportReport, work: ImportWork) -> None:
                 rows_skipped=report.rows_skipped,
                 error_kind=report.error.kind if report.error else "",
             )
-            span.status("cancelled" if cancelled else "failed" if report.error else "ok")
+            span.status(status)
 
 
 def isolate_failure(report: ImportReport, dataset: str, work: Callable[[Dataset], None]) -> None:
@@ -265,3 +246,62 @@ def find_failure(report: Mapping[str, Any], requested: Iterable[str]) -> HypErro
             repair="hyp engine stop",
         )
     return HypError(f"the import failed for {', '.join(failed)}", kind="providers_failed") if failed else None
+
+
+def make_plan(home: Home, config: Config, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plan document; the entry of a provider that fails holds the error."""
+    request = ImportArguments.from_args(args)
+    chosen = filter(None, map(load_providers().get, request.providers))
+    policy = ImportPolicy.from_config(home, config, remembers=False)
+    planned = [_plan_provider(home, request, entry, policy) for entry in chosen]
+    return {"run_id": telemetry.dev_run_id(), "providers": planned}
+
+
+def _plan_provider(
+    home: Home, request: ImportArguments, entry: RegisteredProvider, policy: ImportPolicy
+) -> dict[str, Any]:
+    report, found = ImportReport(entry), list[SourceSurvey]()
+
+    def survey(dataset: Dataset) -> None:
+        state = read_import_state(home, entry.name, dataset.name)
+        found.append(survey_dataset(home, request, entry.provider, dataset, state, policy, in_order=False))
+
+    with redirect_stdout():
+        for name in entry.provider.datasets:
+            isolate_failure(report, name, survey)
+    document = {"provider": entry.name, "plugin": entry.plugin, "datasets": list(entry.provider.datasets)}
+    if report.error:
+        return {**document, "plan": None, "error": report.error.as_json()}
+    return {**document, "plan": _estimate(found)}
+
+
+def _estimate(found: list[SourceSurvey]) -> dict[str, Any]:
+    paths = [encode_path(due.snapshot.path) for each in found for due in each.due]
+    unchanged = sum(each.unchanged for each in found)
+    notes = [f"{unchanged} files are unchanged since their last import"] if unchanged else []
+    notes += [f"{count} files cannot be read now: {reason}" for each in found for reason, count in each.skipped.items()]
+    notes += [
+        " ".join([event.name.replace("_", " "), *(f"{key}={value}" for key, value in event.facts.items())])
+        for each in found
+        for event in each.events
+    ]
+    return {
+        "estimated_items": len(paths),
+        "estimated_bytes": sum(each.bytes for each in found),
+        "sources": [os.path.commonpath(paths)] if paths else [],
+        "notes": notes,
+    }
+
+
+@contextlib.contextmanager
+def redirect_stdout() -> Iterator[None]:
+    """Redirect stdout to stderr, even for writes that bypass Python: plugins must not print into a command's output."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)

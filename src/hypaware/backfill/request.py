@@ -1,34 +1,48 @@
-"""Parse an import request: its providers, its time window, and the environment variables that providers may see.
+"""What an import may read: its providers, time window, environment variables, and privacy policy.
 
-The caller resolves it once: a relative date refers to the moment of the call, and the engine that runs the import may
-have been started with other environment variables.
+The caller resolves it once: the engine may have been started with other environment variables. A date is ISO 8601 (a
+day alone means the whole day in UTC; a time without a zone is UTC) or an age: `30m`, `12h`, `7d`, `2w`. Retention
+bounds the window like `since`; the later of the two applies.
 
-A date is ISO 8601 (a day alone means the whole day in UTC; a time without a zone is UTC) or an age: `30m`, `12h`,
-`7d`, `2w`. Retention bounds the window like `since`; the later of the two applies. Anything else is rejected, never
-guessed.
+Rows of a folder or session with the privacy class `ignore` are not imported; they are counted with the reason. The
+source's checkpoint records the ignored folders and sessions. When one of them is no longer ignored, the checkpoint is
+discarded and the source is read again from the beginning. A filter evaluates each folder and session once per source,
+so that all rows of a source are treated alike.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
 from hypaware.backfill.providers import RESERVED, ProviderRegistry, RegisteredProvider
 from hypaware.clients.reader import TimeWindow
-from hypaware.config import ClientConfig, Config
+from hypaware.config import ClientConfig, Config, PrivacyConfig, RedactionConfig
 from hypaware.errors import HypError, UsageError
 from hypaware.home import Home
 from hypaware.model.columns import format_timestamp, preview
+from hypaware.model.datasets import Dataset, Row
+from hypaware.model.privacy_class import PrivacyClass
+from hypaware.privacy import policy
+from hypaware.privacy.policy import IGNORED_BY_SESSION, PrivacyPolicy
+from hypaware.state.flushes import SourceCheckpoint
 from hypaware.text import did_you_mean
 
 _AGO = re.compile(r"([0-9]{1,9})([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 # Of ISO 8601's date forms only calendar days: a week or a month does not name one day.
 _DAY = re.compile(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}")
+FOLDER_IGNORED, SESSION_IGNORED = "folder_ignored", "session_ignored"
+"""Reasons in `lines_skipped`."""
+# Enough for any real transcript. Beyond it, the rest becomes due when any recorded folder is no longer ignored.
+_MAX_PAIRS = 1000
+FolderAndSession = tuple[str | None, str | None]
+"""(cwd, session id) of a row."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +80,22 @@ def parse_request(
     default = config.retention.default_days
     window = resolve_window(since, until, retention_days, default, now)
     selection = select_providers(providers, config, names)
+    requested = {"HOME", *(name for each in selection.chosen for name in each.provider.environment)}
+    found = {name: variables[name] for name in sorted(requested) if name in variables}
+    for name, value in found.items():
+        # The engine has another working directory.
+        if value and not Path(value).is_absolute() and Path(value).exists():
+            found[name] = str(Path(value).absolute())
     return ImportRequest(
         selection=selection,
         window=window,
         retention_days=default if retention_days is None else retention_days,
-        environment=_provider_environment(selection, variables, home),
+        environment={**found, "HYP_HOME": str(home.root)},
     )
 
 
 @dataclass(frozen=True)
 class ImportArguments:
-    """The arguments of an import."""
-
     providers: tuple[str, ...]
     window: TimeWindow
     environment: Mapping[str, str]
@@ -140,18 +158,6 @@ def _get_named(providers: ProviderRegistry, name: str) -> RegisteredProvider:
     raise HypError(f"unknown provider {name!r}.{hint}", kind="unknown_provider", repair="hyp backfill list")
 
 
-def _provider_environment(selection: ProviderSelection, variables: Mapping[str, str], home: Home) -> dict[str, str]:
-    """Return HOME, HYP_HOME and the variables that the chosen providers request."""
-    requested = {"HOME", *(name for each in selection.chosen for name in each.provider.environment)}
-    found = {name: _make_absolute(variables[name]) for name in sorted(requested) if name in variables}
-    return {**found, "HYP_HOME": str(home.root)}
-
-
-def _make_absolute(value: str) -> str:
-    """Make an existing relative path absolute: the engine has another working directory."""
-    return str(Path(value).absolute()) if value and not Path(value).is_absolute() and Path(value).exists() else value
-
-
 def resolve_window(
     since: str | None, until: str | None, retention_days: int | None, config_default_days: int, now: datetime
 ) -> TimeWindow:
@@ -160,7 +166,13 @@ def resolve_window(
     latest = parse_date("--until", until, time.max, now)
     if earliest and latest and earliest > latest:
         raise UsageError(f"--since {since} is after --until {until}")
-    bound = _retention_start(retention_days, config_default_days, now)
+    days = config_default_days if retention_days is None else retention_days
+    if days < 0:
+        raise UsageError(f"--retention-days is {days}; it must be 0 (no limit) or more")
+    bound = None
+    # A period that begins before the year 1 is no limit.
+    with suppress(OverflowError):
+        bound = now - timedelta(days=days) if days else None
     if bound and latest and bound > latest:
         raise UsageError(
             f"--until {until} is before the start of the retention period ({format_timestamp(bound)})",
@@ -169,16 +181,6 @@ def resolve_window(
     if bound and (earliest is None or bound > earliest):
         earliest = bound
     return TimeWindow(format_timestamp(earliest) if earliest else None, format_timestamp(latest) if latest else None)
-
-
-def _retention_start(given: int | None, default: int, now: datetime) -> datetime | None:
-    days = default if given is None else given
-    if days < 0:
-        raise UsageError(f"--retention-days is {days}; it must be 0 (no limit) or more")
-    try:
-        return now - timedelta(days=days) if days else None
-    except OverflowError:
-        return None
 
 
 def parse_date(option: str, text: str | None, time_of_a_day: time, now: datetime) -> datetime | None:
@@ -201,3 +203,72 @@ def parse_date(option: str, text: str | None, time_of_a_day: time, now: datetime
         raise UsageError(
             f"{option} {preview(text)} is not a date; write 2026-11-15, 2026-11-15T08:00:00Z, or an age: 7d, 12h"
         ) from None
+
+
+@dataclass(frozen=True)
+class ImportPolicy:
+    home: Home | None = None
+    """Without a home, every row is imported unchanged."""
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    redaction: RedactionConfig = field(default_factory=RedactionConfig)
+    remembers: bool = False
+    """Whether the policies of folders are recorded; a dry run does not."""
+
+    @classmethod
+    def from_config(cls, home: Home, config: Config, *, remembers: bool = True) -> ImportPolicy:
+        return cls(home, config.privacy, config.redaction, remembers)
+
+    def drop_stale(self, checkpoints: Mapping[str, SourceCheckpoint]) -> dict[str, SourceCheckpoint]:
+        """Return the checkpoints without those of sources whose ignored rows may be imported now."""
+        if self.home is not None:
+            policy.check_privacy_files(self.home)
+        is_ignored = self.row_filter().skip_reason
+        return {
+            path: checkpoint for path, checkpoint in checkpoints.items() if all(map(is_ignored, checkpoint.ignored))
+        }
+
+    def row_filter(self) -> ImportFilter:
+        privacy = PrivacyPolicy.from_config(self.home, self.privacy, remember=self.remembers) if self.home else None
+        return ImportFilter(privacy, self.redaction.kept, frozenset(self.redaction.rules_off))
+
+
+UNRESTRICTED = ImportPolicy()
+
+
+@dataclass
+class ImportFilter:
+    """Decides which rows are imported, and redacts them. Remembers every decision."""
+
+    privacy: PrivacyPolicy | None
+    redacts: bool = False
+    rules_off: frozenset[str] = frozenset()
+    reasons: dict[FolderAndSession, str | None] = field(default_factory=dict)
+
+    def list_ignored(self, earlier: tuple[FolderAndSession, ...]) -> tuple[FolderAndSession, ...]:
+        """Return the ignored pairs of earlier imports, whose lines are not read again, and those of this one."""
+        ignored = [pair for pair, reason in self.reasons.items() if reason]
+        return tuple(dict.fromkeys((*earlier, *ignored)))[:_MAX_PAIRS]
+
+    def skip_reason(self, pair: FolderAndSession) -> str | None:
+        """Return why rows of this folder and session are not imported; None if they are."""
+        try:
+            return self.reasons[pair]
+        except KeyError:
+            verdict = self.privacy.decide(*pair) if self.privacy else None
+            reason = None
+            if verdict is not None and verdict.privacy_class is PrivacyClass.IGNORE:
+                reason = SESSION_IGNORED if verdict.reason == IGNORED_BY_SESSION else FOLDER_IGNORED
+            self.reasons[pair] = reason
+            return reason
+
+    def redact(self, dataset: Dataset, row: Row) -> Row:
+        from hypaware.privacy.redact import redact_row
+
+        return redact_row(dataset, row, self.rules_off)[0]
+
+    def redact_text(self, text: bytes) -> bytes:
+        if not self.redacts:
+            return text
+        from hypaware.privacy.redact import redact_text
+
+        return redact_text(text.decode("utf-8", "replace"), self.rules_off)[0].encode()

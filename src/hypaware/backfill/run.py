@@ -8,30 +8,24 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from hypaware import telemetry
-from hypaware.backfill.privacy_filter import ImportPolicy
 from hypaware.backfill.report import ImportReport, run_providers, survey_for_report
-from hypaware.backfill.request import ImportArguments
-from hypaware.backfill.survey import ImportState, SourceSurvey, survey_dataset
-from hypaware.backfill.tasks import (
-    ImportBatch,
-    ImportContext,
-    SourceReport,
-    make_tasks,
-    raise_faults,
-    split_into_batches,
-)
+from hypaware.backfill.request import ImportArguments, ImportPolicy
+from hypaware.backfill.survey import ImportState, SourceSurvey, encode_path, survey_dataset
+from hypaware.backfill.tasks import ImportBatch, ImportContext, SourceReport, make_tasks, split_into_batches
 from hypaware.engine.jobs import JobContext
+from hypaware.errors import HypError
 from hypaware.lake import commit, health, jobs
 from hypaware.lake.locks import commit_lock
 from hypaware.lake.prepare import PoisonRows, prepare_flush
-from hypaware.lake.spark_table import SparkLake
+from hypaware.lake.spark_table import SparkLake, trim_snapshots
 from hypaware.lake.table import OpenTable
 from hypaware.model.datasets import Dataset
-from hypaware.state import flushes, sources
+from hypaware.state import flushes
 from hypaware.state.home_opener import open_home
 from hypaware.state.store import StateStore
 
@@ -43,8 +37,16 @@ def backfill(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _import_dataset(context: JobContext, request: ImportArguments, report: ImportReport, dataset: Dataset) -> None:
-    _flush_spool(context, report, dataset)
     home, provider = context.home, report.entry
+    facts = {**report.facts, "hyp_dataset": dataset.name}
+    # An import looks for duplicates in the lake, not in the spool, so spooled rows are flushed first.
+    with telemetry.span("backfill.flush", component="backfill", **facts) as span:
+        if health.has_pending_rows(home, [dataset.name]):
+            (flushed,) = jobs.flush_datasets(context, [dataset.name], skip_deferred=True)
+            span.set(row_count=flushed.rows.written)
+        else:
+            span.status("skipped")
+            telemetry.event("backfill.flush_skipped", status="skipped", **facts)
     policy = ImportPolicy.from_config(home, context.config)
     opened = open_home(home)
 
@@ -70,57 +72,35 @@ def _import_dataset(context: JobContext, request: ImportArguments, report: Impor
             shared = ImportContext(provider.name, dataset.name, dict(request.environment), opened.gateway_id, policy)
             with commit.open_table(home, opened.store, lake, dataset) as target:
                 commit_batches(target, report, found, shared, progress)
-            jobs.trim_snapshots(context, lake.table(dataset), dataset.name)
-
-
-def _flush_spool(context: JobContext, report: ImportReport, dataset: Dataset) -> None:
-    """Flush spooled rows first: an import looks for duplicates in the lake, not in the spool."""
-    facts = {**report.facts, "hyp_dataset": dataset.name}
-    with telemetry.span("backfill.flush", component="backfill", **facts) as span:
-        if not health.has_pending_rows(context.home, [dataset.name]):
-            span.status("skipped")
-            telemetry.event("backfill.flush_skipped", status="skipped", **facts)
-            return
-        (flushed,) = jobs.flush_datasets(context, [dataset.name], skip_deferred=True)
-        span.set(row_count=flushed.rows.written)
+            trim_snapshots(context, lake.table(dataset), dataset.name)
 
 
 def _load_state(store: StateStore, provider: str, dataset: str) -> ImportState:
     with store.reading() as connection:
-        checkpoints = sources.load_checkpoints(connection, provider, dataset)
+        checkpoints = flushes.load_checkpoints(connection, provider, dataset)
         return ImportState(checkpoints, flushes.highest_recorded_sequence(connection, dataset))
 
 
+@dataclass
 class ImportProgress:
     """Reports bytes, files and rows over all commits of an import."""
 
-    def __init__(self, context: JobContext, report: ImportReport, found: SourceSurvey) -> None:
-        self._context = context
-        self._report = report
-        self._found = found
-        self._bytes = self._files = 0
+    context: JobContext
+    report: ImportReport
+    found: SourceSurvey
+    bytes: int = 0
+    files: int = 0
 
-    def tasks_done(self, done: int, files: int, rows: int) -> None:
-        """Report the progress of the tasks of the current commit."""
-        self._context.progress(
-            f"importing {self._report.entry.name}",
-            self._bytes + done,
-            self._found.bytes,
+    def tasks_done(self, done: int = 0, files: int = 0, rows: int = 0) -> None:
+        self.context.progress(
+            f"importing {self.report.entry.name}",
+            self.bytes + done,
+            self.found.bytes,
             unit="bytes",
-            files=self._files + files,
-            files_total=len(self._found.due),
-            rows=self._report.rows.written + rows,
+            files=self.files + files,
+            files_total=len(self.found.due),
+            rows=self.report.rows.written + rows,
         )
-
-    def before_batch(self) -> None:
-        """Stop the import if the job was cancelled."""
-        self._context.check_cancelled()
-        self.tasks_done(0, 0, 0)
-
-    def after_batch(self, batch: ImportBatch) -> None:
-        self._bytes += batch.bytes
-        self._files += len(batch.due)
-        self.tasks_done(0, 0, 0)
 
 
 def commit_batches(
@@ -135,16 +115,23 @@ def commit_batches(
     while pending:
         batch = pending.popleft()
         if progress is not None:
-            progress.before_batch()
+            progress.context.check_cancelled()
+            progress.tasks_done()
         try:
             _commit_batch(target, batch, context, report)
         except PoisonRows as fault:
             if len(batch.due) > 1:
-                pending.extendleft(reversed(batch.halves()))
+                middle = len(batch.due) // 2
+                pending.extendleft((ImportBatch(batch.due[middle:]), ImportBatch(batch.due[:middle])))
                 continue
-            report.fail_source(batch.due[0], fault)
+            # The source stays due, in case a newer version can import it.
+            path = encode_path(batch.due[0].snapshot.path)
+            report.files_skipped["failed"] += 1
+            report.fail(HypError(f"{path} cannot be imported: {fault.message}", kind="source_failed"))
         if progress is not None:
-            progress.after_batch(batch)
+            progress.bytes += batch.bytes
+            progress.files += len(batch.due)
+            progress.tasks_done()
 
 
 def _commit_batch(target: OpenTable, batch: ImportBatch, context: ImportContext, report: ImportReport) -> None:
@@ -156,13 +143,13 @@ def _commit_batch(target: OpenTable, batch: ImportBatch, context: ImportContext,
             tasks = make_tasks(batch, context, flush.after, flush.id, table.data_root, dict(table.field_ids))
             prepared = prepare_flush(target, flush, tasks)
             sources_read: list[SourceReport] = prepared.reports
-            raise_faults(sources_read)
+            for each in sources_read:
+                if each.fault is not None:
+                    raise each.fault
         span.set(row_count=sum(each.rows for each in sources_read), items=sum(each.items for each in sources_read))
     with telemetry.span("backfill.write", component="backfill", **facts) as span:
         checkpoints = [each.checkpoint for each in sources_read if each.checkpoint]
         result = commit.commit_flush(target, flush, prepared, checkpoints)
         span.set(row_count=result.rows.written)
-    report.add_sources(sources_read, prepared.duplicates | prepared.purged | prepared.settled)
-    report.add_rows(result.rows, {file.day for file in prepared.files})
-    telemetry.count("hyp_rows_written", result.rows.written, hyp_dataset=context.dataset)
-    telemetry.count("hyp_rows_rejected", result.rows.rejected, hyp_dataset=context.dataset)
+    dropped = prepared.duplicates | prepared.purged | prepared.settled
+    report.add_batch(sources_read, dropped, result.rows, {file.day for file in prepared.files})

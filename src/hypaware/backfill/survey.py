@@ -16,21 +16,20 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hypaware.backfill.privacy_filter import ImportPolicy
 from hypaware.backfill.providers import ProviderFault, validate_source
-from hypaware.backfill.request import ImportArguments
+from hypaware.backfill.request import ImportArguments, ImportPolicy
 from hypaware.clients.client import Environment, Provider, ProviderEvent, Source
 from hypaware.clients.reader import SourceSnapshot, TimeWindow, get_inode
 from hypaware.errors import StateError
 from hypaware.home import Home
-from hypaware.home.file_system import open_regular_file
+from hypaware.home.durable_files import open_regular_file
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import FLUSH_ID_PROPERTY
 from hypaware.lake import health
 from hypaware.model.columns import ColumnType, format_timestamp, get_coercer
 from hypaware.model.datasets import Dataset
-from hypaware.state import flushes, sources
-from hypaware.state.sources import SourceCheckpoint
+from hypaware.state import flushes
+from hypaware.state.flushes import SourceCheckpoint
 from hypaware.state.store import StateStore
 
 QUIET_NS = 10 * 60 * 10**9
@@ -83,29 +82,21 @@ class ImportState:
 
 
 def read_import_state(home: Home, provider: str, dataset: str) -> ImportState:
-    """Read the state without opening the home or changing anything. Empty if there is no state.
-
-    Includes the checkpoints of a flush that was committed but not recorded: the next run detects and records it.
-    """
+    """Read the state without opening the home or changing anything. Empty if there is no state."""
     if not home.state.is_file():
         return ImportState({})
     try:
         with StateStore(home.state, read_only=True).reading() as connection:
             if not connection.has_table("sources"):
                 return ImportState({})
-            committed = _committed_flushes(home, dataset)
-            checkpoints = sources.load_checkpoints(connection, provider, dataset, committed=committed)
+            # The next run detects and records a flush that was committed but not recorded.
+            table = metadata.find_table(home, dataset)
+            snapshots = metadata.read_metadata(table.metadata).snapshots if table else ()
+            committed = {flush for each in snapshots if (flush := each.summary.get(FLUSH_ID_PROPERTY))}
+            checkpoints = flushes.load_checkpoints(connection, provider, dataset, committed=committed)
             return ImportState(checkpoints, flushes.highest_recorded_sequence(connection, dataset))
     except sqlite3.Error as error:
         raise StateError(f"cannot read the state {home.state}: {error}", repair="hyp verify --repair") from error
-
-
-def _committed_flushes(home: Home, dataset: str) -> set[str]:
-    """Return the ids of the flushes that the table's snapshots name."""
-    if (table := metadata.find_table(home, dataset)) is None:
-        return set()
-    summaries = (snapshot.summary for snapshot in metadata.read_metadata(table.metadata).snapshots)
-    return {summary[FLUSH_ID_PROPERTY] for summary in summaries if summary.get(FLUSH_ID_PROPERTY)}
 
 
 def survey_dataset(
@@ -150,10 +141,7 @@ def survey_sources(
     in_order: bool = True,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> SourceSurvey:
-    """Return the survey of a provider, due sources in import order; `in_order` reads their first bytes for that.
-
-    `on_progress` receives the number of sources inspected so far and may raise to stop the survey.
-    """
+    """Return the survey of a provider, due sources in import order; `in_order` reads their first bytes for that."""
     found = SourceSurvey()
     seen: set[tuple[int, int] | Path] = set()
     for number, source in enumerate(_find_sources(provider, environment, found)):

@@ -1,12 +1,10 @@
 """Batches and tasks of an import, and the build of one source's rows.
 
-An import is split into batches, one commit each, and each batch into tasks. Sources keep their order: their ranges of
-sequences follow each other in it, and a task reads neighbouring sources, whose days share files. The size of a batch is
-bounded to bound memory, and to keep finished work if an import is interrupted.
+An import is split into batches, one commit each, and each batch into tasks. Batches are bounded to bound memory and to
+keep finished work if an import is interrupted. A task reads neighbouring sources, whose days share files.
 
-A `SourcePiece` reads, materializes, numbers and coerces the rows of one source, in a Spark task. The k-th row of a
-source gets the k-th sequence of the source's range, every time it is read. If a source fails, the failure is reported,
-its rows are withdrawn and the source stays due: rows and checkpoint are committed together or not at all. Only a
+In a Spark task, the k-th row of a source gets the k-th sequence of the source's range, every time it is read. If a
+source fails, its rows are withdrawn and it stays due: rows and checkpoint are committed together or not at all. Only a
 provider that breaks its contract stops its whole import.
 """
 
@@ -24,20 +22,14 @@ from typing import TypeVar
 import orjson
 
 from hypaware.backfill import providers
-from hypaware.backfill.privacy_filter import UNRESTRICTED, ImportFilter, ImportPolicy, folder_and_session
-from hypaware.backfill.providers import (
-    MaterializerRegistry,
-    ProviderFault,
-    ProviderRegistry,
-    materialize_item,
-    validate_yield,
-)
+from hypaware.backfill.providers import MaterializerRegistry, ProviderFault, ProviderRegistry
+from hypaware.backfill.request import UNRESTRICTED, ImportFilter, ImportPolicy
 from hypaware.backfill.survey import DueSource, encode_path
-from hypaware.clients.client import ImportItem, Materializer, ProviderEvent
+from hypaware.clients.client import ImportItem, InvalidItem, Materializer, ProviderEvent
 from hypaware.clients.reader import SourceChanged, SourceReader, SourceSnapshot
 from hypaware.lake.build import BuildResult, BuildTask, Reject
 from hypaware.model.datasets import Dataset, Row, coerce_row, complete_row
-from hypaware.state.sources import SourceCheckpoint
+from hypaware.state.flushes import SourceCheckpoint
 
 BATCH_BYTES = 512 << 20
 _TASK_BYTES = 20 << 20
@@ -57,8 +49,6 @@ class ImportContext:
 
 @dataclass(frozen=True)
 class ImportBatch:
-    """The sources of one commit."""
-
     due: tuple[DueSource, ...]
 
     @property
@@ -69,10 +59,6 @@ class ImportBatch:
     def max_rows(self) -> int:
         """The number of sequences to reserve; at least one, so that ranges never touch."""
         return max(1, sum(each.max_rows for each in self.due))
-
-    def halves(self) -> tuple[ImportBatch, ImportBatch]:
-        middle = len(self.due) // 2
-        return ImportBatch(self.due[:middle]), ImportBatch(self.due[middle:])
 
 
 def split_into_batches(due: Iterable[DueSource]) -> Iterator[ImportBatch]:
@@ -111,13 +97,6 @@ class RowTotals:
                 self.seqs[name].append(seq)
                 self.values[name].append(number)
 
-    def remove_last(self, seq: int) -> None:
-        """Remove the counts of the newest row, which was rejected."""
-        for name, seqs in self.seqs.items():
-            if seqs and seqs[-1] == seq:
-                seqs.pop()
-                self.values[name].pop()
-
     def total(self, without: Collection[int]) -> Counter[str]:
         return Counter(
             {
@@ -131,8 +110,6 @@ class RowTotals:
 
 @dataclass
 class SourceReport:
-    """The result of reading one source."""
-
     path: str
     rows: int = 0
     items: int = 0
@@ -149,13 +126,6 @@ class SourceReport:
     """Why the source could not be read now, if that is not the provider's fault."""
     error: str | None = None
     fault: ProviderFault | None = None
-
-
-def raise_faults(reports: Iterable[SourceReport]) -> None:
-    """Raise the first contract violation of a provider, before anything is committed."""
-    for report in reports:
-        if report.fault is not None:
-            raise report.fault
 
 
 @dataclass(frozen=True)
@@ -176,10 +146,10 @@ class SourcePiece:
                 reader.reset_if_rewritten()
                 for item, materializer in self._items(reader, report):
                     yield from self._item_rows(item, materializer, row_filter, dataset, built, report)
-                _check_reader(reader)
+                checkpoint = self._checkpoint(reader, row_filter)
                 report.skipped.update(reader.skipped)
                 report.held = len(reader.held)
-                report.checkpoint = self._checkpoint(reader, row_filter)
+                report.checkpoint = checkpoint
         except (SourceChanged, FileNotFoundError) as reason:
             report.changed = "changed" if isinstance(reason, SourceChanged) else "vanished"
         except OSError as error:
@@ -209,7 +179,7 @@ class SourcePiece:
             message = f"Spark's workers do not know the provider {self.context.provider}"
             raise ProviderFault("provider_error", message)
         for raw in entry.provider.read(reader, self.context.environment):
-            item = validate_yield(raw, entry.provider, materializers)
+            item = providers.validate_yield(raw, entry.provider, materializers)
             if isinstance(item, ProviderEvent):
                 if len(report.events) < _MAX_EVENTS:
                     report.events.append(item)
@@ -230,28 +200,42 @@ class SourcePiece:
         report: SourceReport,
     ) -> Iterator[tuple[int, Row]]:
         coerce, count = (complete_row if materializer.rows_are_coerced else coerce_row), materializer.tally
-        for raw in materialize_item(item, materializer, report.skipped):
-            seq = self.first_seq + report.rows
-            report.rows += 1
-            if report.rows > self.max_rows:
-                message = f"{report.path} has more than {self.max_rows} rows, the maximum that its provider declared"
-                raise ProviderFault("invalid_yield", message)
-            # Its sequence stays unused: a row's sequence must not depend on the filter.
-            if reason := row_filter.skip_reason(folder_and_session(raw)):
-                report.ignored[reason] += 1
-                continue
-            if count is not None and (counts := count(raw)):
-                report.totals.add(seq, counts)
-            try:
-                row = coerce(dataset, raw, self.context.gateway_id)
-            except ValueError as error:
-                rejected = row_filter.redact_text(_encode_rejected(raw))
-                built.rejects.append(Reject(report.path, report.rows - 1, str(error), rejected))
-                report.totals.remove_last(seq)
-                continue
-            yield seq, row_filter.redact(dataset, row)
+        try:
+            for raw in materializer.materialize(item.value, item.provenance, report.skipped):
+                seq = self.first_seq + report.rows
+                report.rows += 1
+                if report.rows > self.max_rows:
+                    declared = f"{self.max_rows} rows, the maximum that its provider declared"
+                    raise ProviderFault("invalid_yield", f"{report.path} has more than {declared}")
+                cwd, session = raw.get("cwd"), raw.get("session_id")
+                pair = cwd if isinstance(cwd, str) else None, session if isinstance(session, str) else None
+                # Its sequence stays unused: a row's sequence must not depend on the filter.
+                if why := row_filter.skip_reason(pair):
+                    report.ignored[why] += 1
+                    continue
+                counts = count(raw) if count is not None else None
+                try:
+                    row = coerce(dataset, raw, self.context.gateway_id)
+                except ValueError as error:
+                    rejected = row_filter.redact_text(_encode_rejected(raw))
+                    built.rejects.append(Reject(report.path, report.rows - 1, str(error), rejected))
+                    continue
+                if counts:
+                    report.totals.add(seq, counts)
+                yield seq, row_filter.redact(dataset, row) if row_filter.redacts else row
+        except InvalidItem as reason:
+            raise ProviderFault("invalid_yield", f"an item of kind {item.kind}: {reason}") from None
 
     def _checkpoint(self, reader: SourceReader, row_filter: ImportFilter) -> SourceCheckpoint:
+        """Return the new checkpoint; raise ProviderFault if the provider set invalid values on the reader."""
+        held, skipped, consumed = reader.held, reader.skipped, reader.consumed
+        if not isinstance(held, set) or not all(isinstance(key, str) for key in held):
+            raise ProviderFault("invalid_yield", "`held` must be a set of text")
+        if not all(isinstance(reason, str) and type(count) is int for reason, count in skipped.items()):
+            raise ProviderFault("invalid_yield", "`skipped` must count reasons")
+        if type(consumed) is not int or not 0 <= consumed <= reader.source.size:
+            message = f"`consumed` is {consumed}, but the source has {reader.source.size} bytes"
+            raise ProviderFault("invalid_yield", message)
         snapshot, window = reader.source, reader.effective_window()
         return SourceCheckpoint(
             self.context.provider,
@@ -260,9 +244,9 @@ class SourcePiece:
             snapshot.inode,
             snapshot.size,
             snapshot.mtime_ns,
-            reader.consumed,
+            consumed,
             reader.consumed_hash,
-            tuple(sorted(reader.held)),
+            tuple(sorted(held)),
             snapshot.quiet,
             tuple(reader.left_out),
             window.since,
@@ -275,18 +259,6 @@ class SourcePiece:
 def load_registries() -> tuple[ProviderRegistry, MaterializerRegistry]:
     """Load the plugins. `engine.worker_daemon` calls it before Spark's workers are forked, so that they share them."""
     return providers.load_providers(), providers.load_materializers()
-
-
-def _check_reader(reader: SourceReader) -> None:
-    """Check the values that the provider set on the reader, which become the checkpoint and the report."""
-    held, skipped, consumed = reader.held, reader.skipped, reader.consumed
-    if not isinstance(held, set) or not all(isinstance(key, str) for key in held):
-        raise ProviderFault("invalid_yield", "`held` must be a set of text")
-    if not all(isinstance(reason, str) and type(count) is int for reason, count in skipped.items()):
-        raise ProviderFault("invalid_yield", "`skipped` must count reasons")
-    if type(consumed) is not int or not 0 <= consumed <= reader.source.size:
-        message = f"`consumed` is {consumed}, but the source has {reader.source.size} bytes"
-        raise ProviderFault("invalid_yield", message)
 
 
 def _encode_rejected(raw: Row) -> bytes:

@@ -1,10 +1,10 @@
-"""`hyp backfill`: import the session history of clients, or list and estimate it."""
+"""`hyp backfill` and `hyp reproject`: import the session history of clients, and decode raw exchanges again."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hypaware.cli import output
-from hypaware.cli.command import RunnableGroup, json_option
+from hypaware.cli.command import Command, RunnableGroup, json_option
 from hypaware.cli.jobs import open_progress, run_job
+from hypaware.config import Config
+from hypaware.config import load as load_config
 from hypaware.home import Home
 from hypaware.text import format_count, format_size
 
 if TYPE_CHECKING:
-    from hypaware.backfill.providers import ProviderRegistry, RegisteredProvider
+    from hypaware.backfill.providers import ProviderRegistry
     from hypaware.backfill.request import ImportRequest
-    from hypaware.clients.client import Provider
-    from hypaware.config import Config
 
 _providers_argument = click.argument("providers", nargs=-1, metavar="[PROVIDER]...")
 _retention_option = click.option(
@@ -49,161 +49,169 @@ _retention_option = click.option(
 @click.option("--dry-run", is_flag=True, help="Write nothing; report what would be imported.")
 @json_option
 def backfill(
-    providers: tuple[str, ...],
-    since: str | None,
-    until: str | None,
-    retention_days: int | None,
-    dry_run: bool,
-    as_json: bool,
+    providers: tuple[str, ...], since: str | None, until: str | None, retention_days: int | None, dry_run: bool
 ) -> None:
     """Import the session history of your clients on this machine.
 
     Without PROVIDER, import from every enabled client. You can run it again at any time: nothing is imported twice, and
     unchanged files are not even opened.
     """
+    from hypaware import telemetry
     from hypaware.state.home_opener import read_identity
 
-    request = _parse_request(providers, since, until, retention_days)
-    if request.why_none is not None:
-        _report_nothing_selected(request, as_json, dry_run=dry_run)
+    home = Home.from_environment()
+    config = load_config(home)
+    request = _parse_request(home, config, names=providers, since=since, until=until, retention_days=retention_days)
+    args = request.as_args(telemetry.dev_run_id())
+    if reason := request.selection.why_none:
+        output.note(f"nothing to import: {reason}")
+        output.emit_document({"run_id": args["run_id"], "dry_run": dry_run, "providers": [], "reason": reason})
         return
     if dry_run:
-        report = _run_dry_run(request)
+        from hypaware.backfill.dry_run import run_dry
+
+        # Count in this process: starting an engine would create a home that does not exist yet.
+        with open_progress() as bar:
+            report = run_dry(
+                home, config, args, lambda message, done, total, facts: bar.report(message, done, total, **facts)
+            )
     else:
-        read_identity(request.home)
-        report = run_job("backfill", request.args)
-    if not as_json:
-        show_import(report, request.parsed, request.home)
-    _finish(request, report, as_json)
+        read_identity(home)
+        report = run_job("backfill", args)
+    if not output.wants_json():
+        show_import(report, request, home)
+    _finish(report, args["providers"])
 
 
 @backfill.command("list", examples=["hyp backfill list", "hyp backfill list --json"])
 @json_option
-def list_(as_json: bool) -> None:
+def list_() -> None:
     """List the clients whose history can be imported."""
     from hypaware.backfill import providers
     from hypaware.backfill.request import is_enabled
-    from hypaware.config import load as load_config
 
     config = load_config(Home.from_environment())
     found = providers.load_providers()
     _warn_about_broken_plugins(found)
-    if as_json:
-        output.emit_json({"providers": [_provider_json(each) for each in found]})
+    registered = [(each.provider, each.plugin) for each in found]
+    document = [
+        {"name": each.name, "plugin": plugin, "datasets": list(each.datasets), "summary": each.summary}
+        for each, plugin in registered
+    ]
+    if output.emit_document({"providers": document}):
         return
-    output.emit_table(
-        ["provider", "enabled", "history", "datasets", "plugin"],
-        [
-            (
-                each.name,
-                is_enabled(config, each.name),
-                each.provider.summary,
-                ", ".join(each.provider.datasets),
-                each.plugin,
-            )
-            for each in found
-        ],
-    )
+    rows = [
+        (each.name, is_enabled(config, each.name), each.summary, ", ".join(each.datasets), plugin)
+        for each, plugin in registered
+    ]
+    output.emit_table(["provider", "enabled", "history", "datasets", "plugin"], rows)
 
 
 @backfill.command("plan", examples=["hyp backfill plan", "hyp backfill plan claude --retention-days 30 --json"])
 @_providers_argument
 @_retention_option
 @json_option
-def plan(providers: tuple[str, ...], retention_days: int | None, as_json: bool) -> None:
+def plan(providers: tuple[str, ...], retention_days: int | None) -> None:
     """Estimate how much an import would read."""
-    from hypaware.backfill.plan import make_plan
-
-    request = _parse_request(providers, retention_days=retention_days)
-    if request.why_none is not None:
-        _report_nothing_selected(request, as_json)
-        return
-    found = make_plan(request.home, request.config, request.args)
-    if not as_json:
-        show_estimate(found)
-    _finish(request, found, as_json)
-
-
-@dataclass(frozen=True)
-class _Request:
-    home: Home
-    config: Config
-    parsed: ImportRequest
-    args: dict[str, Any]
-
-    @property
-    def why_none(self) -> str | None:
-        return self.parsed.selection.why_none
-
-
-def _parse_request(
-    names: Sequence[str], since: str | None = None, until: str | None = None, retention_days: int | None = None
-) -> _Request:
     from hypaware import telemetry
-    from hypaware.backfill import providers
-    from hypaware.backfill.request import parse_request
-    from hypaware.config import load as load_config
+    from hypaware.backfill.report import make_plan
 
     home = Home.from_environment()
     config = load_config(home)
+    request = _parse_request(home, config, names=providers, retention_days=retention_days)
+    args = request.as_args(telemetry.dev_run_id())
+    if reason := request.selection.why_none:
+        output.note(f"nothing to import: {reason}")
+        output.emit_document({"run_id": args["run_id"], "providers": [], "reason": reason})
+        return
+    found = make_plan(home, config, args)
+    if not output.wants_json():
+        plans = {each["provider"]: each["plan"] for each in found["providers"] if each["plan"] is not None}
+        rows = [
+            (name, _Count(each["estimated_items"]), format_size(each["estimated_bytes"]))
+            for name, each in plans.items()
+        ]
+        output.emit_table(["client", "to read", "size"], rows)
+        for name, each in plans.items():
+            for line in (*each["sources"], *each["notes"]):
+                output.emit(f"{name}: {line}")
+        for each in found["providers"]:
+            _warn_about_failure(each)
+    _finish(found, args["providers"])
+
+
+@click.command(
+    "reproject",
+    cls=Command,
+    examples=["hyp reproject", "hyp reproject --since 7d --dry-run", "hyp reproject --since 2026-11-01 --json"],
+)
+@click.option(
+    "--since",
+    metavar="DATE",
+    help="Decode only exchanges that started at or after it: 2026-11-15, 2026-11-15T08:00Z, 7d.",
+)
+@click.option(
+    "--until", metavar="DATE", help="Decode only exchanges that started at or before it; a date includes the whole day."
+)
+@click.option("--dry-run", is_flag=True, help="Write nothing; count the rows that would be added.")
+@json_option
+def reproject(since: str | None, until: str | None, dry_run: bool) -> None:
+    """Decode the recorded raw exchanges with the current version, and add the rows that older versions missed.
+
+    It is safe to run at any time: existing messages are neither changed nor added again. Raw exchanges are kept for
+    retention.datasets.ai_gateway_exchanges days. Ignored sessions and purged rows stay excluded.
+    """
+    from hypaware.backfill.request import resolve_window
+
+    window = resolve_window(since, until, 0, 0, datetime.now(UTC))
+    home = Home.from_environment()
+    if dry_run or not home.state.is_file():
+        from hypaware.reproject import preview_reprojection
+
+        with open_progress() as bar:
+            report = {**preview_reprojection(home, load_config(home), window, bar.report), "dry_run": dry_run}
+    else:
+        report = run_job("reproject", {"since": window.since, "until": window.until})
+    if output.emit_document(report):
+        return
+    if not report["exchanges"] and not report["skipped"]:
+        output.emit("no raw exchanges in that time")
+        return
+    written = "would be added" if report["dry_run"] else "added"
+    output.emit(
+        f"{report['exchanges']:,} exchanges of {report['sessions']:,} sessions give {report['rows_projected']:,} rows: "
+        f"{report['rows_written']:,} {written}, {report['rows_duplicate']:,} already stored"
+    )
+    if report["rows_purged"]:
+        output.note(f"{report['rows_purged']:,} previously purged rows were left out")
+    if report["rows_rejected"]:
+        output.warn(f"{report['rows_rejected']:,} rows do not fit the columns; the raw exchanges keep their content")
+    if report["skipped"]:
+        output.emit_table(["skipped because", "count"], sorted(report["skipped"].items()))
+
+
+def _parse_request(home: Home, config: Config, **options: Any) -> ImportRequest:
+    from hypaware.backfill import providers
+    from hypaware.backfill.request import parse_request
+
     found = providers.load_providers()
     _warn_about_broken_plugins(found)
-    parsed = parse_request(
-        home,
-        config,
-        found,
-        names=names,
-        since=since,
-        until=until,
-        retention_days=retention_days,
-        now=datetime.now(UTC),
-        variables={**os.environ, "HOME": str(Path.home())},
-    )
-    return _Request(home, config, parsed, parsed.as_args(telemetry.dev_run_id()))
+    variables = {**os.environ, "HOME": str(Path.home())}
+    return parse_request(home, config, found, now=datetime.now(UTC), variables=variables, **options)
 
 
-def _run_dry_run(request: _Request) -> dict[str, Any]:
-    """Count in this process: starting an engine would create a home that does not exist yet."""
-    from hypaware.backfill.dry_run import run_dry
-
-    with open_progress() as bar:
-        return run_dry(
-            request.home,
-            request.config,
-            request.args,
-            lambda message, done, total, facts: bar.report(message, done, total, **facts),
-        )
-
-
-def _finish(request: _Request, report: dict[str, Any], as_json: bool) -> None:
+def _finish(report: dict[str, Any], requested: Sequence[str]) -> None:
     """Print the JSON report; fail if a provider failed or is missing from the report."""
     from hypaware.backfill.report import find_failure
 
-    if error := find_failure(report, request.args["providers"]):
+    if error := find_failure(report, requested):
         raise output.PartialFailure(error.message, report, kind=error.kind, repair=error.repair)
-    if as_json:
-        output.emit_json(report)
-
-
-def _report_nothing_selected(request: _Request, as_json: bool, **facts: object) -> None:
-    output.note(f"nothing to import: {request.why_none}")
-    if as_json:
-        output.emit_json({"run_id": request.args["run_id"], **facts, "providers": [], "reason": request.why_none})
+    output.emit_document(report)
 
 
 def _warn_about_broken_plugins(found: ProviderRegistry) -> None:
     for plugin in found.broken:
         output.warn(f"cannot load the client {plugin.name} from {plugin.distribution}: {plugin.error}")
-
-
-def _provider_json(each: RegisteredProvider) -> dict[str, Any]:
-    provider = each.provider
-    return {
-        "name": each.name,
-        "plugin": each.plugin,
-        "datasets": list(provider.datasets),
-        "summary": provider.summary,
-    }
 
 
 ProviderReport = Mapping[str, Any]
@@ -219,52 +227,31 @@ class _Count(int):
 
 def show_import(report: Mapping[str, Any], request: ImportRequest, home: Home) -> None:
     dry, results = bool(report["dry_run"]), report["providers"]
-    written = "would write" if dry else "written"
-    output.emit_table(
-        ["client", "sessions", written, "already stored", "rejected", "tokens in", "out", "cached", "from", "to"],
-        [_summary_row(each) for each in results],
-    )
+    rows = []
+    for each in results:
+        summary = each.get("summary") or {}
+        tokens = Counter(summary.get("tokens") or {})
+        stored = each["rows_skipped"] - each.get("rows_purged", 0) - each.get("rows_ignored", 0)
+        counts = (each["sessions_seen"], each["rows_written"], stored, each["rows_rejected"])
+        cached = tokens["cache_read_tokens"] + tokens["cache_write_tokens"]
+        numbers = map(_Count, (*counts, tokens["input_tokens"], tokens["output_tokens"], cached))
+        rows.append((each["provider"], *numbers, summary.get("first_day"), summary.get("last_day")))
+    heads = ["client", "sessions", "would write" if dry else "written", "already stored", "rejected"]
+    output.emit_table([*heads, "tokens in", "out", "cached", "from", "to"], rows)
     providers = {each.name: each.provider for each in request.selection.chosen}
     for each in results:
         for line in skipped_lines(each):
             output.emit(f"{each['provider']}: {line}")
         found = each.get("files") or each["files_unchanged"] or each["items_seen"] or each.get("files_skipped")
         if each["status"] == "ok" and not found:
-            output.emit(f"{each['provider']}: {_searched_places(providers[each['provider']], request)}")
+            provider, variables = providers[each["provider"]], request.environment
+            names = dict.fromkeys((*provider.environment, "HOME"))
+            settings = [f"{name}={variables[name]}" if name in variables else f"{name} is not set" for name in names]
+            output.emit(f"{each['provider']}: no history found in {provider.summary} ({', '.join(settings)})")
     for each in results:
         warn_about_provider(each, home, dry)
     if any(each["rows_written"] for each in results):
         output.note("next: hyp backfill" if dry else "next: hyp query overview")
-
-
-def show_estimate(found: Mapping[str, Any]) -> None:
-    plans = {each["provider"]: each["plan"] for each in found["providers"] if each["plan"] is not None}
-    output.emit_table(
-        ["client", "to read", "size"],
-        [(name, _Count(plan["estimated_items"]), format_size(plan["estimated_bytes"])) for name, plan in plans.items()],
-    )
-    for name, plan in plans.items():
-        for line in (*plan["sources"], *plan["notes"]):
-            output.emit(f"{name}: {line}")
-    for each in found["providers"]:
-        _warn_about_failure(each)
-
-
-def _summary_row(each: ProviderReport) -> tuple[object, ...]:
-    summary = each.get("summary") or {}
-    tokens = summary.get("tokens") or {}
-    return (
-        each["provider"],
-        _Count(each["sessions_seen"]),
-        _Count(each["rows_written"]),
-        _Count(each["rows_skipped"] - each.get("rows_purged", 0) - each.get("rows_ignored", 0)),
-        _Count(each["rows_rejected"]),
-        _Count(tokens.get("input_tokens", 0)),
-        _Count(tokens.get("output_tokens", 0)),
-        _Count(tokens.get("cache_read_tokens", 0) + tokens.get("cache_write_tokens", 0)),
-        summary.get("first_day"),
-        summary.get("last_day"),
-    )
 
 
 def skipped_lines(each: ProviderReport) -> Iterator[str]:
@@ -291,13 +278,6 @@ def warn_about_provider(each: ProviderReport, home: Home, dry: bool) -> None:
 def _warn_about_failure(each: ProviderReport) -> None:
     if error := each.get("error"):
         output.warn(f"{each['provider']} failed ({error['kind']}): {error['message']}")
-
-
-def _searched_places(provider: Provider, request: ImportRequest) -> str:
-    variables = request.environment
-    names = dict.fromkeys((*provider.environment, "HOME"))
-    settings = [f"{name}={variables[name]}" if name in variables else f"{name} is not set" for name in names]
-    return f"no history found in {provider.summary} ({', '.join(settings)})"
 
 
 def _reason_counts(counts: Mapping[str, int]) -> str:

@@ -6,6 +6,7 @@ because it runs while the user works in the client.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -23,7 +24,6 @@ from hypaware.text import did_you_mean
 
 if TYPE_CHECKING:
     from hypaware.clients.attach import AttachResult, ClientSettings, Environment
-    from hypaware.config import Config
 
     _Failed = tuple[str, HypError]
 
@@ -32,11 +32,7 @@ _MAX_EVENT_BYTES = 4 << 20
 _dry_run = click.option("--dry-run", is_flag=True, help="Show the change without making it.")
 
 
-@click.group(
-    "client",
-    cls=Group,
-    examples=["hyp client attach claude", "hyp client status", "hyp client detach"],
-)
+@click.group("client", cls=Group, examples=["hyp client attach claude", "hyp client status", "hyp client detach"])
 def client() -> None:
     """Attach clients to the gateway, or detach them.
 
@@ -48,7 +44,7 @@ def client() -> None:
 @click.argument("name", required=False)
 @_dry_run
 @json_option
-def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
+def attach(name: str | None, dry_run: bool) -> None:
     """Send the requests of NAME through the gateway.
 
     Without NAME, attach every installed client that the config does not disable. Only the client's own settings change,
@@ -56,6 +52,7 @@ def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
     provider, unrecorded.
     """
     from hypaware import config
+    from hypaware.backfill.request import is_enabled
     from hypaware.clients.attach import attach_client
     from hypaware.gateway import handover
     from hypaware.gateway.attach_status import probe_gateway
@@ -78,23 +75,30 @@ def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
             outcome = attach_client(home, each, gateway, environment)
         return outcome
 
-    installed = _select(name, environment)
-    selected = installed if name else _enabled(installed, settings)
+    selected = _select(name, environment)
+    if not name:
+        names = ", ".join(each.name for each in selected)
+        selected = [each for each in selected if is_enabled(settings, each.name)]
+        if not selected:
+            raise UsageError(
+                f"the config disables every installed client ({names}); name one to attach it", kind="no_client"
+            )
     done, failed = _run_each(selected, attach_one)
     recorded = daemon_process.running_daemon(home) is not None
     if recorded and not dry_run:
         handover.wait_for_fallback(home)
-    _print(done, failed, dry_run, as_json, ("is attached to the gateway at {base_url}", "is already attached"))
+    notice = None
     if done and not dry_run and not recorded:
-        output.note("the daemon is not running: requests are not recorded until you start it (hyp daemon start)")
-    _fail(done, failed, dry_run)
+        notice = "the daemon is not running: requests are not recorded until you start it (hyp daemon start)"
+    words = ("is attached to the gateway at {base_url}", "is already attached")
+    _finish(done, failed, dry_run, words, notice)
 
 
 @client.command("detach", examples=["hyp client detach claude", "hyp client detach --dry-run"])
 @click.argument("name", required=False)
 @_dry_run
 @json_option
-def detach(name: str | None, dry_run: bool, as_json: bool) -> None:
+def detach(name: str | None, dry_run: bool) -> None:
     """Restore the settings of NAME, so that it calls its provider directly.
 
     Without NAME, detach every client. Only the changes made by `hyp client attach` are undone; your own later changes
@@ -108,14 +112,13 @@ def detach(name: str | None, dry_run: bool, as_json: bool) -> None:
         _select(name, environment, include_absent=True),
         lambda each: detach_client(home, each, environment, dry_run=dry_run),
     )
-    _print(done, failed, dry_run, as_json, ("is detached", "was not attached"))
-    _fail(done, failed, dry_run)
+    _finish(done, failed, dry_run, ("is detached", "was not attached"))
 
 
 @client.command("status", examples=["hyp client status", "hyp client status claude --json"])
 @click.argument("name", required=False)
 @json_option
-def status(name: str | None, as_json: bool) -> None:
+def status(name: str | None) -> None:
     """Show whether NAME, or each client, is attached.
 
     It reads the client's settings and also probes the address that the client calls. Exits 1 if an attached client
@@ -128,9 +131,7 @@ def status(name: str | None, as_json: bool) -> None:
     found = [attach_status(home, each, environment) for each in _select(name, environment, include_absent=True)]
     report = {"clients": [each.as_json() for each in found]}
     bad = [each for each in found if each.state in ("broken", "changed")]
-    if as_json and not bad:
-        output.emit_json(report)
-    elif not as_json:
+    if not output.wants_json():
         output.emit_table(
             ["client", "state", "address", "last seen", "exchanges"],
             [(each.client, each.state, each.base_url, each.last_seen_at, each.exchanges) for each in found],
@@ -147,6 +148,7 @@ def status(name: str | None, as_json: bool) -> None:
             kind="client_not_reaching",
             repair=list(dict.fromkeys(each.repair for each in bad if each.repair)),
         )
+    output.emit_document(report)
 
 
 def _select(name: str | None, environment: Environment, include_absent: bool = False) -> list[ClientSettings]:
@@ -162,18 +164,6 @@ def _select(name: str | None, environment: Environment, include_absent: bool = F
     if not installed:
         raise UsageError(f"no client is installed; name one: {', '.join(known)}", kind="no_client")
     return installed
-
-
-def _enabled(installed: list[ClientSettings], settings: Config) -> list[ClientSettings]:
-    from hypaware.backfill.request import is_enabled
-
-    enabled = [each for each in installed if is_enabled(settings, each.name)]
-    if not enabled:
-        names = ", ".join(each.name for each in installed)
-        raise UsageError(
-            f"the config disables every installed client ({names}); name one to attach it", kind="no_client"
-        )
-    return enabled
 
 
 def _run_each(
@@ -196,18 +186,11 @@ def _environment() -> Environment:
     return {**os.environ, "HOME": os.environ.get("HOME") or str(Path.home())}
 
 
-def _print(
-    done: list[AttachResult], failed: list[_Failed], dry_run: bool, as_json: bool, words: tuple[str, str]
+def _finish(
+    done: list[AttachResult], failed: list[_Failed], dry_run: bool, words: tuple[str, str], notice: str | None = None
 ) -> None:
-    """Print the outcomes. With `--json` and a failure, `_fail` prints the report instead.
-
-    `words` holds the text for a changed and for an unchanged client.
-    """
-    if as_json:
-        if not failed:
-            output.emit_json(_report(done, dry_run))
-        return
-    for each in done:
+    """Print the outcomes and raise the failures. `words` describes a changed and an unchanged client."""
+    for each in () if output.wants_json() else done:
         if dry_run:
             output.emit(each.diff or f"{each.client}: nothing would change")
         else:
@@ -218,34 +201,20 @@ def _print(
             output.note(f"{each.client}: the gateway forwards to the address it called before, {each.upstream}")
         for note in each.notes:
             output.warn(f"{each.client}: {note}")
-
-
-def _fail(done: list[AttachResult], failed: list[_Failed], dry_run: bool) -> None:
+    if notice:
+        output.note(notice)
     if len(failed) == 1 and not done:
         raise failed[0][1]
+    names = ["client", "path", "changed", "base_url", "upstream", "notes", *(["diff"] if dry_run else [])]
+    report = {"dry_run": dry_run, "clients": [{name: getattr(each, name) for name in names} for each in done]}
     if failed:
         raise output.PartialFailure(
             "; ".join(f"{name}: {error.message}" for name, error in failed),
-            _report(done, dry_run),
+            report,
             kind=failed[0][1].kind,
             repair=[command for _, error in failed for command in error.repair],
         )
-
-
-def _report(done: list[AttachResult], dry_run: bool) -> dict[str, object]:
-    clients = [
-        {
-            "client": each.client,
-            "path": each.path,
-            "changed": each.changed,
-            "base_url": each.base_url,
-            "upstream": each.upstream,
-            "notes": each.notes,
-            **({"diff": each.diff} if dry_run else {}),
-        }
-        for each in done
-    ]
-    return {"dry_run": dry_run, "clients": clients}
+    output.emit_document(report)
 
 
 @click.command("hook", cls=Command, hidden=True, examples=["hyp hook claude < event.json"], any_crash_point=True)
@@ -253,8 +222,6 @@ def _report(done: list[AttachResult], dry_run: bool) -> dict[str, object]:
 def hook(client: str) -> None:
     """Record the working directory of a CLIENT session from the hook event on stdin. Prints nothing, never fails."""
     with suppress(Exception):
-        import json
-
         from hypaware.clients import session_hook
 
         if client != "claude" or sys.stdin.isatty():
@@ -268,7 +235,6 @@ def hook(client: str) -> None:
 
 def _start_fallback(home: Home, client: str) -> None:
     """Start the gateway's fallback if nothing listens at the address of the client, as after a reboot."""
-    import json
     import socket
 
     record = home.root / "clients" / client / "attach.json"

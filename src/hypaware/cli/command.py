@@ -15,16 +15,24 @@ from typing import Any
 
 import click
 
+from hypaware.cli import output
 from hypaware.errors import UsageError
 from hypaware.text import did_you_mean
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    expose_value=False,
+    callback=output.use_json,
+    help="Print the result as one JSON document.",
+)
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """One command of the root group. `target` is "module:attribute", `about` the line in `hyp --help`."""
+    """One command of the root group: its `target` in this package ("module:attribute") and its line in `hyp --help`."""
 
     name: str
     target: str
@@ -50,35 +58,31 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        if not self._any_crash_point:
-            check_crash_point()
+        # A test that uses an unknown crash point would prove nothing.
+        if not self._any_crash_point and (spec := os.environ.get("HYP_CRASH_AT")):
+            from hypaware import faults
+
+            faults.check_spec(spec)
         return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
-        _write_examples(self.examples, formatter)
+        with formatter.section("Example" if len(self.examples) == 1 else "Examples"):
+            for example in self.examples:
+                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
 
-class Group(click.Group):
-    """A command with subcommands, e.g. `hyp config`."""
+class Group(Command, click.Group):
+    """A command with subcommands, e.g. `hyp config`. The subcommands check the crash point."""
 
     command_class = Command
 
-    def __init__(self, *args: Any, examples: Sequence[str], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.examples = tuple(examples)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with add_usage_context(ctx):
-            return super().parse_args(ctx, args)
+    def __init__(self, *args: Any, any_crash_point: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, any_crash_point=any_crash_point, **kwargs)
 
     def suggested(self, ctx: click.Context) -> list[str]:
         """Return the names to suggest for a mistyped command."""
         return self.list_commands(ctx)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_epilog(ctx, formatter)
-        _write_examples(self.examples, formatter)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -97,9 +101,11 @@ class RunnableGroup(Group):
     """
 
     allow_interspersed_args = True
+    # The usage is that of a command; the help lists the subcommands below it.
+    collect_usage_pieces = click.Command.collect_usage_pieces
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, invoke_without_command=True, no_args_is_help=False, **kwargs)
+        super().__init__(*args, any_crash_point=False, invoke_without_command=True, no_args_is_help=False, **kwargs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] in self.commands:
@@ -117,17 +123,12 @@ class RunnableGroup(Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         if ctx.invoked_subcommand is None:
-            check_crash_point()
-            return click.Command.invoke(self, ctx)
+            return super().invoke(ctx)
         name, command, args = self.resolve_command(ctx, ctx.args)
         assert command is not None
         # The group parsed nothing, so its arguments must not appear in the usage line of the subcommand.
         with command.make_context(f"{ctx.info_name} {name}", args, parent=ctx.parent) as inner:
             return command.invoke(inner)
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Return the usage of the group as a command; the help lists the subcommands below it."""
-        return click.Command.collect_usage_pieces(self, ctx)
 
 
 class RootGroup(Group):
@@ -149,7 +150,7 @@ class RootGroup(Group):
         if entry is None:
             return None
         module, _, attribute = entry.target.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        command = getattr(importlib.import_module(f"hypaware.cli.{module}"), attribute)
         assert isinstance(command, click.Command), f"{entry.target} is not a command"
         return command
 
@@ -175,14 +176,6 @@ def add_usage_context(ctx: click.Context) -> Iterator[None]:
         raise
 
 
-def check_crash_point() -> None:
-    """Fail if HYP_CRASH_AT names an unknown crash point: a test that uses it would prove nothing."""
-    if spec := os.environ.get("HYP_CRASH_AT"):
-        from hypaware import faults
-
-        faults.check_spec(spec)
-
-
 def parse_duration(option: str, text: str, *, bare_seconds: bool = False) -> float:
     """Return the seconds of a duration such as 90s or 10m. `bare_seconds` also accepts a number without a unit."""
     from hypaware.config.values import DURATION
@@ -192,9 +185,3 @@ def parse_duration(option: str, text: str, *, bare_seconds: bool = False) -> flo
     except ValueError as error:
         reason = f" ({error})" if str(error) else ""
         raise UsageError(f"{option} {text!r}{reason}: expected {DURATION.expected}, such as 90s or 10m") from None
-
-
-def _write_examples(examples: Sequence[str], formatter: click.HelpFormatter) -> None:
-    with formatter.section("Example" if len(examples) == 1 else "Examples"):
-        for example in examples:
-            formatter.write(f"{'':>{formatter.current_indent}}{example}\n")

@@ -17,22 +17,20 @@ def config() -> None:
 
 @config.command("show", examples=["hyp config show", "hyp config show --json"])
 @json_option
-def show(as_json: bool) -> None:
+def show() -> None:
     """Print the effective configuration, including defaults."""
     from hypaware.config.edit import to_table, to_toml
 
     home = Home.from_environment()
     found = configuration.load(home)
     output.emit_result(
-        {"path": home.config, "exists": home.config.exists(), "config": to_table(found)},
-        to_toml(found).rstrip("\n"),
-        as_json,
+        {"path": home.config, "exists": home.config.exists(), "config": to_table(found)}, to_toml(found).rstrip("\n")
     )
 
 
 @config.command("validate", examples=["hyp config validate"])
 @json_option
-def validate(as_json: bool) -> None:
+def validate() -> None:
     """Check the configuration file.
 
     Exits 1 if it is invalid, and prints the key, the line and the accepted values.
@@ -43,16 +41,15 @@ def validate(as_json: bool) -> None:
     output.emit_result(
         {"path": home.config, "exists": exists, "ok": True},
         f"{home.config}: {'valid' if exists else 'file not found, defaults apply'}",
-        as_json,
     )
 
 
 @config.command("path", examples=["hyp config path", '"$EDITOR" "$(hyp config path)"'])
 @json_option
-def path(as_json: bool) -> None:
+def path() -> None:
     """Print the path of the configuration file, even if it does not exist."""
     home = Home.from_environment()
-    output.emit_result({"path": home.config, "exists": home.config.exists()}, str(home.config), as_json)
+    output.emit_result({"path": home.config, "exists": home.config.exists()}, str(home.config))
 
 
 @config.command(
@@ -66,12 +63,11 @@ def path(as_json: bool) -> None:
 @click.argument("key")
 @click.argument("value")
 @json_option
-def set_(key: str, value: str, as_json: bool) -> None:
+def set_(key: str, value: str) -> None:
     """Set KEY to VALUE, written as TOML or as plain text. Comments and order of the file are kept."""
     from hypaware.config.edit import set_value
 
     change = set_value(Home.from_environment(), key, value)
-    if as_json:
-        output.emit_json({"path": change.path, "key": change.key, "before": change.before, "after": change.after})
-    else:
-        output.emit_fields({"key": change.key, "before": change.before, "after": change.after})
+    fields = {"key": change.key, "before": change.before, "after": change.after}
+    if not output.emit_document({"path": change.path, **fields}):
+        output.emit_fields(fields)

@@ -14,7 +14,7 @@ from hypaware.home import Home
 from hypaware.text import format_count
 
 if TYPE_CHECKING:
-    from hypaware.daemon.service_file import InstalledService, ServicePlan
+    from hypaware.daemon.lifecycle import InstalledService
 
 timeout_option = click.option(
     "--timeout",
@@ -52,7 +52,7 @@ def run(quiet: bool) -> None:
 
 @daemon.command("start", examples=["hyp daemon start", "hyp daemon start --json"])
 @json_option
-def start(as_json: bool) -> None:
+def start() -> None:
     """Start the daemon in the background, if it is not running, and wait until it is ready.
 
     It keeps running when you close the terminal, but does not start again after a reboot. Use `hyp daemon install` to
@@ -64,14 +64,14 @@ def start(as_json: bool) -> None:
     home = Home.from_environment()
     before = daemon_process.running_daemon(home)
     pid = lifecycle.start_daemon(home, lifecycle.PATIENT_SECONDS, output.note)
-    _print_running(pid, started=pid != before, as_json=as_json)
+    _print_running(pid, started=pid != before)
 
 
 @daemon.command("stop", examples=["hyp daemon stop", "hyp daemon stop --timeout 600"])
 @timeout_option
 @force_option
 @json_option
-def stop(timeout: str, force: bool, as_json: bool) -> None:
+def stop(timeout: str, force: bool) -> None:
     """Stop the daemon and wait until it has stopped.
 
     Deliveries in progress are interrupted and resumed later; nothing is lost. All recorded rows are durable. If the
@@ -79,100 +79,114 @@ def stop(timeout: str, force: bool, as_json: bool) -> None:
     next flush.
     """
     home = Home.from_environment()
-    show_stopped(home, stopped=_stop(home, timeout, force), as_document=as_json)
+    show_stopped(home, stopped=_stop(home, timeout, force))
 
 
 @daemon.command("restart", examples=["hyp daemon restart"])
 @timeout_option
 @force_option
 @json_option
-def restart(timeout: str, force: bool, as_json: bool) -> None:
+def restart(timeout: str, force: bool) -> None:
     """Restart the daemon, for example after an upgrade. A changed config needs no restart."""
     from hypaware.daemon import lifecycle
 
     home = Home.from_environment()
     lifecycle.check_can_start(home)  # Do not stop a running daemon if a new one cannot start.
     _stop(home, timeout, force)
-    _print_running(lifecycle.start_daemon(home, lifecycle.PATIENT_SECONDS, output.note), started=True, as_json=as_json)
+    _print_running(lifecycle.start_daemon(home, lifecycle.PATIENT_SECONDS, output.note), started=True)
 
 
 @daemon.command("install", examples=["hyp daemon install", "hyp daemon install --dry-run"])
 @click.option("--dry-run", is_flag=True, help="Print the service file without writing it.")
 @json_option
-def install(dry_run: bool, as_json: bool) -> None:
+def install(dry_run: bool) -> None:
     """Install the daemon as a systemd or launchd service and start it.
 
     The service starts with every login and restarts after a crash. Run this command again after an upgrade or after
     moving the home. If neither systemd nor launchd is available, it exits 3 and changes nothing.
     """
-    from hypaware.daemon import service_file
+    from hypaware.daemon import lifecycle
 
     home = Home.from_environment()
     if dry_run:
-        show_service_plan(service_file.plan_service(home), as_json)
+        plan = lifecycle.plan_service(home)
+        if plan.why_not:
+            output.warn(f"the service cannot be installed: {plan.why_not}")
+        words = {"new": "would be written", "replace": "would be replaced by", "none": "is up to date"}
+        document = {"path": plan.path, "change": plan.change, "why_not": plan.why_not, "text": plan.text}
+        if not output.emit_document({**document, "dry_run": True}):
+            output.note(f"{plan.path} {words[plan.change]}:")
+            output.emit(plan.text.rstrip("\n"))
         return
-    pid = service_file.install_service(home, notify=output.note)
-    found = service_file.find_installed_service(home)
+    pid = lifecycle.install_service(home, notify=output.note)
+    found = lifecycle.find_installed_service(home)
     output.emit_result(
         {"pid": pid, "installed": service_json(found)},
         f"the daemon is running as process {pid} and starts with every login",
-        as_json,
     )
-    for hint in service_file.service_hints(home):
+    for hint in lifecycle.service_hints(home):
         output.note(hint)
 
 
 @daemon.command("uninstall", examples=["hyp daemon uninstall"])
 @json_option
-def uninstall(as_json: bool) -> None:
+def uninstall() -> None:
     """Stop the daemon and remove its service. Recorded data is kept."""
-    from hypaware.daemon import service_file
+    from hypaware.daemon import lifecycle
 
-    removed = service_file.uninstall_service(Home.from_environment(), notify=output.note)
+    removed = lifecycle.uninstall_service(Home.from_environment(), notify=output.note)
     output.emit_result(
         {"uninstalled": removed},
         "the daemon is stopped and no longer installed" if removed else "the daemon was not installed",
-        as_json,
     )
 
 
 @daemon.command("status", examples=["hyp daemon status", "hyp daemon status --json"])
 @json_option
-def status(as_json: bool) -> None:
+def status() -> None:
     """Show whether the daemon is running, since when, and the next delivery of each sink.
 
     Exits 3 if it is not running.
     """
-    from hypaware.daemon import service_file
+    from hypaware.daemon import lifecycle
     from hypaware.home import daemon_process
 
     home = Home.from_environment()
     pid, last_status = daemon_process.running_daemon(home), daemon_process.read_daemon_status(home)
-    service = service_file.find_installed_service(home)
+    service = lifecycle.find_installed_service(home)
     if service is not None and not service.is_current:
         output.warn(f"{service.path} starts a different installation of HypAware; to replace it: hyp daemon install")
     if pid is not None and last_status.get("version") not in (None, __version__):
         version = last_status["version"]
         output.warn(f"the daemon runs version {version}, but {__version__} is installed: hyp daemon restart")
     if pid is None:
-        raise not_running_error(home, last_status, service, service_file.service_failure(home))
+        # The daemon removes its status on a clean stop, so its presence means a crash.
+        died = {key: last_status[key] for key in ("pid", "started_at") if key in last_status} or None
+        how = f": process {died['pid']} was killed or ended with the machine" if died else ""
+        if service is not None and (problem := lifecycle.service_failure(home)):
+            how += f"; {service.kind} reports: {problem}"
+        failure = output.PartialFailure(
+            f"the daemon of {home.root} is not running{how}",
+            {"state": "stopped", "died": died, "installed": service_json(service)},
+            kind="daemon_not_running",
+            repair="hyp daemon start",
+        )
+        failure.exit_code = 3
+        raise failure
     report = {
         "state": "running",
         **(last_status if last_status.get("pid") == pid else {"pid": pid}),
-        "started_by": service_file.started_by(home, pid),
+        "started_by": lifecycle.started_by(home, pid),
         "installed": service_json(service),
     }
-    if as_json:
-        output.emit_json(report)
-    else:
+    if not output.emit_document(report):
         show_running(report)
 
 
-def _print_running(pid: int, *, started: bool, as_json: bool) -> None:
+def _print_running(pid: int, *, started: bool) -> None:
     output.emit_result(
         {"pid": pid, "started": started},
         f"the daemon is {'running' if started else 'already running'} as process {pid}",
-        as_json,
     )
 
 
@@ -190,13 +204,12 @@ def service_json(service: InstalledService | None) -> dict[str, Any] | None:
     return {name: getattr(service, name) for name in ("kind", "name", "path", "command", "is_current")}
 
 
-def show_stopped(home: Home, *, stopped: bool, as_document: bool) -> None:
+def show_stopped(home: Home, *, stopped: bool) -> None:
     from hypaware.engine import client
     from hypaware.status import storage
 
     left = storage.count_spooled(home)
-    if as_document:
-        output.emit_json({"stopped": stopped, "spool": {"rows": left.rows, "segments": left.segments}})
+    if output.emit_document({"stopped": stopped, "spool": {"rows": left.rows, "segments": left.segments}}):
         return
     output.emit("the daemon was stopped" if stopped else "no daemon was running")
     if left.rows:
@@ -209,33 +222,17 @@ def show_stopped(home: Home, *, stopped: bool, as_document: bool) -> None:
         )
 
 
-def not_running_error(
-    home: Home, last_status: Mapping[str, Any], service: InstalledService | None, problem: str | None
-) -> output.PartialFailure:
-    """Return the error for a daemon that is not running.
-
-    `last_status` is what the daemon wrote last. It removes that file on a clean stop, so its presence means a crash.
-    """
-    died = {key: last_status[key] for key in ("pid", "started_at") if key in last_status} or None
-    how = f": process {died['pid']} was killed or ended with the machine" if died else ""
-    if service is not None and problem:
-        how += f"; {service.kind} reports: {problem}"
-    failure = output.PartialFailure(
-        f"the daemon of {home.root} is not running{how}",
-        {"state": "stopped", "died": died, "installed": service_json(service)},
-        kind="daemon_not_running",
-        repair="hyp daemon start",
-    )
-    failure.exit_code = 3
-    return failure
-
-
 def show_running(report: dict[str, Any]) -> None:
     sinks, service, gateway = report.pop("sinks", {}), report.pop("installed"), report.pop("gateway", {})
     flush, maintenance, imports = report.pop("flush", {}), report.pop("maintain", {}), report.pop("catch_up", {})
+    state = gateway.get("state")
+    if state == "listening":
+        state = f"listening on {gateway.get('listen')}"
+    elif gateway.get("error"):
+        state = f"{state}: {gateway['error']}"
     shown = {
         "installed": service["path"] if service else None,
-        "gateway": _gateway_text(gateway),
+        "gateway": state,
         "last_exchange": gateway.get("last_exchange_at"),
         "last_flush": flush.get("last_flush"),
         "last_import": _last_run(imports),
@@ -251,26 +248,6 @@ def show_running(report: dict[str, Any]) -> None:
         )
 
 
-def show_service_plan(plan: ServicePlan, json: bool) -> None:
-    if plan.why_not:
-        output.warn(f"the service cannot be installed: {plan.why_not}")
-    if json:
-        output.emit_json(
-            {"path": plan.path, "change": plan.change, "why_not": plan.why_not, "text": plan.text, "dry_run": True}
-        )
-        return
-    words = {"new": "would be written", "replace": "would be replaced by", "none": "is up to date"}
-    output.note(f"{plan.path} {words[plan.change]}:")
-    output.emit(plan.text.rstrip("\n"))
-
-
 def _last_run(part: Mapping[str, str | None]) -> str | None:
     last = part.get("last_run")
     return f"{last} ({part.get('last_status')})" if last else None
-
-
-def _gateway_text(gateway: Mapping[str, Any]) -> str | None:
-    state = gateway.get("state")
-    if state == "listening":
-        return f"listening on {gateway.get('listen')}"
-    return f"{state}: {gateway['error']}" if gateway.get("error") else state

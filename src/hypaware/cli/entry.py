@@ -8,12 +8,19 @@ from __future__ import annotations
 import os
 import sys
 
-_CANCELLED = 130
-
 
 def run() -> int:
     """Run `hyp` and return the exit code of the process."""
-    _reopen_closed_streams()
+    # Open streams that the parent process closed on the null device. Otherwise the next opened file, for example a
+    # segment of the spool, would get the stream's descriptor and receive the output of child processes.
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+            os.set_inheritable(fd, True)
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", encoding="utf-8"))
     try:
         from hypaware.cli.main import main
 
@@ -23,20 +30,4 @@ def run() -> int:
             sys.stdout.write('{"error": {"kind": "cancelled", "message": "cancelled"}}\n')
         else:
             sys.stderr.write("cancelled\n")
-        return _CANCELLED
-
-
-def _reopen_closed_streams() -> None:
-    """Open standard streams that the parent process closed on the null device.
-
-    Otherwise the next opened file, for example a segment of the spool, would get the stream's descriptor and receive
-    the output of child processes.
-    """
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)
-            if null != fd:
-                os.dup2(null, fd)
-                os.close(null)
-            os.set_inheritable(fd, True)
-            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", encoding="utf-8"))
+        return 130

@@ -14,11 +14,12 @@ from hypaware.cli import output
 from hypaware.cli.command import RunnableGroup, json_option, parse_duration, yes_option
 from hypaware.cli.dead_letters import dead_letters
 from hypaware.cli.jobs import open_existing_home, run_job
+from hypaware.config import Config
+from hypaware.config import load as load_config
 from hypaware.home import Home
 from hypaware.text import format_count, format_duration
 
 if TYPE_CHECKING:
-    from hypaware.config import Config
     from hypaware.export.stream_destination import BindingChange
 
 
@@ -33,12 +34,7 @@ StreamReport = Mapping[str, Any]
 @click.group(
     "export",
     cls=RunnableGroup,
-    examples=[
-        "hyp export",
-        "hyp export team archive",
-        "hyp export team --max-wait 10m",
-        "hyp export --dry-run",
-    ],
+    examples=["hyp export", "hyp export team archive", "hyp export team --max-wait 10m", "hyp export --dry-run"],
 )
 @click.argument("sinks", nargs=-1, metavar="[SINK]...")
 @click.option("--dry-run", is_flag=True, help="Send nothing; report what would be delivered to each sink.")
@@ -50,16 +46,15 @@ StreamReport = Mapping[str, Any]
     help="Wait at most this long in total for destinations that ask to retry later.",
 )
 @json_option
-def export(sinks: tuple[str, ...], dry_run: bool, max_wait: str, as_json: bool) -> None:
+def export(sinks: tuple[str, ...], dry_run: bool, max_wait: str) -> None:
     """Deliver all pending rows to the named sinks, or to every configured sink.
 
     Rows in the spool are committed first. You can run it again at any time: interrupted deliveries are finished first,
     and no destination receives a row twice. Exits 0 only if everything was delivered.
     """
-    from hypaware.config import load as load_config
-    from hypaware.export.report import idle_report
+    from hypaware.export import dead_letter_rows
     from hypaware.export.sink_registry import select_sinks
-    from hypaware.export.status import find_idle_streams
+    from hypaware.export.status import find_idle_streams, idle_report
     from hypaware.state.home_opener import read_identity
 
     max_wait_seconds = parse_duration("--max-wait", max_wait, bare_seconds=True)
@@ -79,17 +74,26 @@ def export(sinks: tuple[str, ...], dry_run: bool, max_wait: str, as_json: bool) 
             report = idle_report(chosen, idle_streams)
         else:
             report = run_job("export", {"sinks": list(chosen), "max_wait": max_wait_seconds, "budget": None})
-    if not as_json:
+    if not output.wants_json():
         show_delivery(report, dry_run=dry_run)
-    _mention_dead_letters(home, chosen)
-    _finish(report, as_json)
+    with open_existing_home(home) as opened:
+        letters = dead_letter_rows.list_letters(opened.store) if opened else []
+    if count := sum(letter.key.sink in chosen for letter in letters):
+        output.note(f"{format_count(count, 'dead letter')} to replay or drop: hyp export dead-letters list")
+    if incomplete := [sink for sink in report["sinks"] if sink["status"] != "ok"]:
+        raise output.PartialFailure(
+            "not everything was delivered: " + ", ".join(f"{sink['sink']} ({sink['status']})" for sink in incomplete),
+            report,
+            kind="held" if all(sink["status"] == "held" for sink in incomplete) else "not_delivered",
+            repair=list(dict.fromkeys(command for sink in incomplete for command in _repairs(sink))),
+        )
+    output.emit_document(report)
 
 
 @export.command("status", examples=["hyp export status", "hyp export status --json"])
 @json_option
-def status(as_json: bool) -> None:
+def status() -> None:
     """Show the progress, the pending rows and the last error of every stream."""
-    from hypaware.config import load as load_config
     from hypaware.export.status import read_statuses
     from hypaware.home import daemon_process
 
@@ -99,10 +103,16 @@ def status(as_json: bool) -> None:
     with open_existing_home(home) as opened:
         found = read_statuses(home, config, opened.store, now) if opened else []
     streams = [each.as_json() for each in found]
-    if as_json:
-        output.emit_json({"streams": streams})
+    if output.emit_document({"streams": streams}):
         return
-    show_streams(streams, now)
+    if not streams:
+        output.emit("no streams yet: the lake has no rows for any sink")
+    else:
+        columns = ("sink", "dataset", "source", "delivered up to", "of", "rows behind", "behind", "pending", "next")
+        output.emit_table(columns, [_status_row(stream, now) for stream in streams])
+    for stream in streams:
+        for line in _problems(stream, now):
+            output.emit(f"{stream['sink']}: {stream['dataset']} of {stream['source']}: {line}")
     if not config.sinks:
         output.note(_NO_SINK)
     elif daemon_process.running_daemon(home) is None:
@@ -113,7 +123,7 @@ def status(as_json: bool) -> None:
 @click.argument("sink")
 @yes_option
 @json_option
-def adopt(sink: str, yes: bool, as_json: bool) -> None:
+def adopt(sink: str, yes: bool) -> None:
     """Continue delivering to the new destination of SINK, without sending delivered rows again.
 
     If the delivery record was lost, every row that existed at that moment is treated as delivered.
@@ -121,19 +131,19 @@ def adopt(sink: str, yes: bool, as_json: bool) -> None:
     from hypaware.export import stream_destination
 
     what = f"{sink} continues at the destination in the config. Rows that it has already delivered are not sent again."
-    _rebind(stream_destination.adopt, sink, what, yes, as_json)
+    _rebind(stream_destination.adopt, sink, what, yes)
 
 
 @export.command("resend", examples=["hyp export resend team", "hyp export resend team --yes"])
 @click.argument("sink")
 @yes_option
 @json_option
-def resend(sink: str, yes: bool, as_json: bool) -> None:
+def resend(sink: str, yes: bool) -> None:
     """Send every row of the lake to the new destination of SINK, except rows that it already has."""
     from hypaware.export import stream_destination
 
     what = f"{sink} sends every row of the lake to the destination in the config, and drops its dead letters."
-    _rebind(stream_destination.resend, sink, what, yes, as_json)
+    _rebind(stream_destination.resend, sink, what, yes)
 
 
 export.add_command(dead_letters)
@@ -141,7 +151,7 @@ export.add_command(dead_letters)
 
 def _plan_delivery(home: Home, config: Config, chosen: Sequence[str]) -> dict[str, Any]:
     """Plan the delivery in this process, without starting an engine."""
-    from hypaware.export.report import dry_run_report
+    from hypaware.export.status import dry_run_report
     from hypaware.spool import reader
 
     for dataset in sorted({dataset for sink in chosen for dataset in config.sinks[sink].datasets}):
@@ -149,29 +159,6 @@ def _plan_delivery(home: Home, config: Config, chosen: Sequence[str]) -> dict[st
             output.note(f"{dataset} has rows in the spool; a real run commits them first and delivers them too")
     with open_existing_home(home) as opened:
         return dry_run_report(home, config, opened.store if opened else None, chosen, datetime.now(UTC))
-
-
-def _mention_dead_letters(home: Home, chosen: Sequence[str]) -> None:
-    from hypaware.export import dead_letter_rows
-
-    with open_existing_home(home) as opened:
-        letters = dead_letter_rows.list_letters(opened.store) if opened else []
-    if count := sum(letter.key.sink in chosen for letter in letters):
-        output.note(f"{format_count(count, 'dead letter')} to replay or drop: hyp export dead-letters list")
-
-
-def _finish(report: dict[str, Any], as_json: bool) -> None:
-    """Print the JSON report; fail unless every sink received everything."""
-    incomplete = [sink for sink in report["sinks"] if sink["status"] != "ok"]
-    if incomplete:
-        raise output.PartialFailure(
-            "not everything was delivered: " + ", ".join(f"{sink['sink']} ({sink['status']})" for sink in incomplete),
-            report,
-            kind="held" if all(sink["status"] == "held" for sink in incomplete) else "not_delivered",
-            repair=list(dict.fromkeys(command for sink in incomplete for command in _repairs(sink))),
-        )
-    if as_json:
-        output.emit_json(report)
 
 
 def _repairs(sink: Mapping[str, Any]) -> list[str]:
@@ -184,8 +171,7 @@ def _repairs(sink: Mapping[str, Any]) -> list[str]:
     return commands
 
 
-def _rebind(rebind: Callable[..., list[BindingChange]], sink: str, what: str, yes: bool, as_json: bool) -> None:
-    from hypaware.config import load as load_config
+def _rebind(rebind: Callable[..., list[BindingChange]], sink: str, what: str, yes: bool) -> None:
     from hypaware.export.sink_registry import select_sinks
     from hypaware.state.home_opener import open_home
 
@@ -195,9 +181,9 @@ def _rebind(rebind: Callable[..., list[BindingChange]], sink: str, what: str, ye
     output.confirm(what, yes)
     with closing(open_home(home).store) as store:
         bound = rebind(home, config, store, sink)
-    if as_json:
-        output.emit_json({"sink": sink, "streams": [each.as_json() for each in bound]})
-    elif bound:
+    if output.emit_document({"sink": sink, "streams": [each.as_json() for each in bound]}):
+        return
+    if bound:
         output.emit_table(
             ["dataset", "source", "delivered up to", "old destination", "new destination"],
             [
@@ -220,57 +206,42 @@ def show_delivery(report: Mapping[str, Any], *, dry_run: bool) -> None:
         elif not sink.get("error"):
             output.emit("no rows in the lake for this sink yet")
     for sink in report["sinks"]:
-        _note_privacy(sink)
-        _warn_about_errors(sink)
-
-
-def show_streams(streams: Sequence[StreamReport], now: datetime) -> None:
-    if not streams:
-        output.emit("no streams yet: the lake has no rows for any sink")
-        return
-    columns = ("sink", "dataset", "source", "delivered up to", "of", "rows behind", "behind", "pending", "next")
-    output.emit_table(columns, [_status_row(stream, now) for stream in streams])
-    for stream in streams:
-        for line in _problems(stream, now):
-            output.emit(f"{stream['sink']}: {stream['dataset']} of {stream['source']}: {line}")
+        withheld = sum(stream.get("withheld", 0) for stream in sink["streams"])
+        redacted: Counter[str] = Counter()
+        for stream in sink["streams"]:
+            redacted.update(stream.get("redacted", {}))
+        if withheld:
+            output.note(f"{sink['sink']}: {format_count(withheld, 'private row')} not sent")
+        if redacted:
+            rules = ", ".join(f"{rule} {count}" for rule, count in redacted.most_common())
+            output.note(f"{sink['sink']}: secrets redacted in the sent rows: {rules}")
+        if error := sink.get("error"):
+            output.warn(f"{sink['sink']}: {error['message']}")
+        for stream in sink["streams"]:
+            if (problem := stream.get("error")) and problem != error:
+                output.warn(f"{sink['sink']}: {stream['dataset']} of {stream['source']}: {problem['message']}")
 
 
 def _delivery_row(stream: StreamReport, dry_run: bool) -> tuple[object, ...]:
-    size = None if dry_run else round(stream["bytes"] / 1e6, 2)
-    chunks = None if dry_run else stream["chunks"]
-    return (stream["dataset"], stream["source"], stream["rows"], size, chunks, stream["last"], _stream_outcome(stream))
-
-
-def _stream_outcome(stream: StreamReport) -> str:
-    error = stream.get("error")
-    if error:
-        return "held" if error["kind"] == "held" else "partial" if stream["chunks"] else "failed"
-    return f"{stream['dead_letters']} refused" if stream["dead_letters"] else "ok"
-
-
-def _note_privacy(sink: Mapping[str, Any]) -> None:
-    withheld = sum(stream.get("withheld", 0) for stream in sink["streams"])
-    redacted: Counter[str] = Counter()
-    for stream in sink["streams"]:
-        redacted.update(stream.get("redacted", {}))
-    if withheld:
-        output.note(f"{sink['sink']}: {format_count(withheld, 'private row')} not sent")
-    if redacted:
-        rules = ", ".join(f"{rule} {count}" for rule, count in redacted.most_common())
-        output.note(f"{sink['sink']}: secrets redacted in the sent rows: {rules}")
-
-
-def _warn_about_errors(sink: Mapping[str, Any]) -> None:
-    if error := sink.get("error"):
-        output.warn(f"{sink['sink']}: {error['message']}")
-    for stream in sink["streams"]:
-        if (error := stream.get("error")) and error != sink.get("error"):
-            output.warn(f"{sink['sink']}: {stream['dataset']} of {stream['source']}: {error['message']}")
+    if error := stream.get("error"):
+        outcome = "held" if error["kind"] == "held" else "partial" if stream["chunks"] else "failed"
+    else:
+        outcome = f"{stream['dead_letters']} refused" if stream["dead_letters"] else "ok"
+    size, chunks = (None, None) if dry_run else (round(stream["bytes"] / 1e6, 2), stream["chunks"])
+    return (stream["dataset"], stream["source"], stream["rows"], size, chunks, stream["last"], outcome)
 
 
 def _status_row(stream: StreamReport, now: datetime) -> tuple[object, ...]:
-    pending = stream["pending"]
-    lag, behind = stream["lag_rows"], stream["lag_seconds"]
+    pending, lag, behind = stream["pending"], stream["lag_rows"], stream["lag_seconds"]
+    if stream.get("removed"):
+        following = "never"
+    elif stream["held"]:
+        following = "held"
+    else:
+        due, retry = stream["next_round"], stream["retry_at"]
+        if retry is not None and retry > now:
+            due = min(due, retry)
+        following = f"in {format_duration((due - now).total_seconds())}"
     return (
         stream["sink"],
         stream["dataset"],
@@ -280,19 +251,8 @@ def _status_row(stream: StreamReport, now: datetime) -> tuple[object, ...]:
         lag,
         "-" if not lag else "unknown" if behind is None else format_duration(behind),
         pending and f"{pending['chunks_acked']} of {pending['chunks_total']} chunks",
-        _next_delivery(stream, now),
+        following,
     )
-
-
-def _next_delivery(stream: StreamReport, now: datetime) -> str:
-    if stream.get("removed"):
-        return "never"
-    if stream["held"]:
-        return "held"
-    due: datetime = stream["next_round"]
-    if (retry := stream["retry_at"]) is not None and retry > now:
-        due = min(due, retry)
-    return f"in {format_duration((due - now).total_seconds())}"
 
 
 def _problems(stream: StreamReport, now: datetime) -> Iterable[str]:

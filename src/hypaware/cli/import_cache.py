@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hypaware.cli import output
 from hypaware.cli.command import Command, json_option
 from hypaware.cli.jobs import open_progress, run_job
+from hypaware.config import load as load_config
 from hypaware.errors import UsageError
 from hypaware.home import Home
-
-if TYPE_CHECKING:
-    from hypaware.config import Config
 
 
 @click.command(
@@ -66,42 +64,41 @@ def import_cache(
     other: tuple[str, ...],
     state_dirs: tuple[str, ...],
     skip_unreadable: bool,
-    as_json: bool,
 ) -> None:
     """Import the cache of a JavaScript HypAware from DIR: every row once, and the delivery watermarks.
 
     DIR is the folder that contains `datasets`, usually ~/.hyp/hypaware/cache, or the folder of the installation. It is
     only read. Stop the original first. You can run this again at any time: no row is imported twice.
     """
-    from hypaware.config import load as load_config
     from hypaware.takeover import cache
 
     home = Home.from_environment()
     # Check that DIR is a cache before an engine starts.
     cache.find_cache(_absolute(folder))
+    mapped = [each.partition("=") for each in sinks]
+    for theirs, sign, ours in mapped:
+        if not (theirs and sign and ours):
+            raise UsageError(f"--sink {theirs}{sign}{ours}: expected THEIRS=OURS")
     args = {
         "dir": str(_absolute(folder)),
-        "sinks": dict(map(_parse_sink, sinks)),
+        "sinks": {theirs: ours for theirs, _, ours in mapped},
         "same": list(same),
         "other": list(other),
         "state_dirs": [str(_absolute(each)) for each in state_dirs],
         "skip_unreadable": skip_unreadable,
     }
     config = load_config(home)
-    report = _run_dry_run(home, config, args) if dry_run else run_job("import-cache", args)
-    if as_json:
-        output.emit_json(report)
+    if dry_run:
+        from hypaware.takeover.plan import dry_run_takeover
+
+        with open_progress() as bar:
+            report = dry_run_takeover(
+                home, config, args, lambda message, done, total, facts: bar.report(message, done, total, **facts)
+            )
     else:
+        report = run_job("import-cache", args)
+    if not output.emit_document(report):
         _show(report, home)
-
-
-def _run_dry_run(home: Home, config: Config, args: dict[str, Any]) -> dict[str, Any]:
-    from hypaware.takeover.plan import dry_run_takeover
-
-    with open_progress() as bar:
-        return dry_run_takeover(
-            home, config, args, lambda message, done, total, facts: bar.report(message, done, total, **facts)
-        )
 
 
 def _show(report: dict[str, Any], home: Home) -> None:
@@ -150,13 +147,6 @@ def _show_notes(imported: dict[str, Any], home: Home, dry_run: bool) -> None:
     if imported["columns_set_aside"]:
         names = ", ".join(f"{column} ({rows})" for column, rows in imported["columns_set_aside"].items())
         output.note(f"{name}: stored in attributes.taken_over because there is no such column (rows): {names}")
-
-
-def _parse_sink(text: str) -> tuple[str, str]:
-    theirs, sign, ours = text.partition("=")
-    if not (theirs and sign and ours):
-        raise UsageError(f"--sink {text}: expected THEIRS=OURS")
-    return theirs, ours
 
 
 def _absolute(folder: str) -> Path:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from hypaware.cli import output
 from hypaware.home import Home
@@ -28,10 +28,7 @@ Clock = Callable[[], float]
 
 
 def run_job(
-    name: str,
-    args: dict[str, Any],
-    *,
-    on_chunk: Callable[[bytes], None] = output.write_bytes,
+    name: str, args: dict[str, Any], *, on_chunk: Callable[[bytes], None] = output.write_bytes
 ) -> dict[str, Any]:
     """Run an engine job of the current home and return its report.
 
@@ -74,19 +71,10 @@ def open_existing_home(home: Home) -> Iterator[OpenHome | None]:
         yield None
         return
     opened = open_home(home)
-    try:
+    with closing(opened.store):
         if opened.rebuilt:
             output.warn(opened.rebuilt)
         yield opened
-    finally:
-        opened.store.close()
-
-
-class ProgressDisplay(Protocol):
-    def report(self, message: str, done: float | None = None, total: float | None = None, **facts: object) -> None: ...
-
-    def clear(self) -> None:
-        """Remove a partly drawn bar before other output; the next report draws it again."""
 
 
 @contextmanager
@@ -115,6 +103,7 @@ class ProgressBar:
         progress.update(task, description=escape_cell(message), completed=done or 0, total=total, pace=pace)
 
     def clear(self) -> None:
+        """Remove a partly drawn bar before other output; the next report draws it again."""
         if self._drawn is not None:
             self._drawn[0].stop()
             self._drawn = None
@@ -142,6 +131,9 @@ class ProgressLines:
         """Do nothing: lines are never partly drawn."""
 
 
+ProgressDisplay = ProgressBar | ProgressLines
+
+
 class Throughput:
     """The speed of the work that a message names, and the time it still takes."""
 
@@ -158,27 +150,18 @@ class Throughput:
         if message != self._message:
             self._message, self._started_at = message, self._clock()
             self._done_at_start, self._bytes_at_start = done, moved
-        return [*_counts(facts), *self._speed(done, total, moved)]
-
-    def _speed(self, done: float, total: float | None, moved: float) -> list[str]:
+        shown = []
+        files, files_total, rows = facts.get("files"), facts.get("files_total"), facts.get("rows")
+        if isinstance(files, int):
+            shown.append(f"{files:,}/{files_total:,} files" if isinstance(files_total, int) else f"{files:,} files")
+        if isinstance(rows, int):
+            shown.append(f"{rows:,} rows")
         elapsed, progress = self._clock() - self._started_at, done - self._done_at_start
-        if elapsed <= 0 or progress <= 0:
-            return []
-        speed = progress / elapsed
-        shown = [f"{(moved - self._bytes_at_start) / elapsed / 1e6:.1f} MB/s"]
-        if total is not None and total > done:
-            shown.append(f"{format_duration((total - done) / speed)} left")
+        if elapsed > 0 and progress > 0:
+            shown.append(f"{(moved - self._bytes_at_start) / elapsed / 1e6:.1f} MB/s")
+            if total is not None and total > done:
+                shown.append(f"{format_duration((total - done) / (progress / elapsed))} left")
         return shown
-
-
-def _counts(facts: Mapping[str, object]) -> list[str]:
-    files, files_total, rows = facts.get("files"), facts.get("files_total"), facts.get("rows")
-    shown = []
-    if isinstance(files, int):
-        shown.append(f"{files:,}/{files_total:,} files" if isinstance(files_total, int) else f"{files:,} files")
-    if isinstance(rows, int):
-        shown.append(f"{rows:,} rows")
-    return shown
 
 
 def _start_bar(message: str) -> tuple[Progress, TaskID]:

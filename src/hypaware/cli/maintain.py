@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hypaware.cli import output
 from hypaware.cli.command import Command, json_option, parse_duration, yes_option
 from hypaware.cli.jobs import open_existing_home, open_progress, run_job
+from hypaware.config import Config
+from hypaware.config import load as load_config
 from hypaware.errors import HypError, UsageError
 from hypaware.home import Home
 from hypaware.text import format_size
-
-if TYPE_CHECKING:
-    from hypaware.config import Config
-    from hypaware.model.datasets import Dataset
 
 # Partitions listed by a dry run; --json has all of them.
 _MAX_SHOWN_PARTITIONS = 20
@@ -52,14 +50,12 @@ def maintain(
     expire_only: bool,
     rebuild: bool,
     budget: str | None,
-    as_json: bool,
 ) -> None:
     """Compact the lake, apply retention and expire old snapshots, of DATASET or of all datasets.
 
     The daemon does this automatically. It is safe to run or to interrupt at any time. Days that are older than the
     retention are dropped only after every configured sink has received them. If nothing is due, no engine is started.
     """
-    from hypaware.config import load as load_config
 
     if sum((compact_only, expire_only, rebuild)) > 1:
         raise UsageError("--compact-only, --expire-only and --rebuild cannot be combined")
@@ -73,59 +69,47 @@ def maintain(
     home = Home.from_environment()
     config = load_config(home)
     report = _run(home, config, args, dry_run, datetime.now(UTC))
-    if not as_json:
+    if not output.wants_json():
         show_maintenance(report, dry_run=dry_run)
-    _finish(report, as_json)
-
-
-def _run(home: Home, config: Config, args: dict[str, Any], dry_run: bool, now: datetime) -> dict[str, Any]:
-    from hypaware.lake import health
-
-    selected = _datasets(home, args["dataset"], rebuild=args["rebuild"])
-    with open_existing_home(home) as opened:
-        if not args["rebuild"]:
-            health.check_tables(home, [args["dataset"]] if args["dataset"] else None)
-        if opened is None or not selected:
-            return {"datasets": []}
-        if not (args["force"] or args["rebuild"]):
-            from hypaware.maintain.due_datasets import find_due_datasets, idle_report
-
-            if not {each.name for each in selected} & set(
-                find_due_datasets(home, config, opened.store, now, args["only"])
-            ):
-                return idle_report(home, config, opened.store, selected, now, args["only"])
-        if dry_run:
-            from hypaware.maintain.jobs import dry_run_report
-
-            return dry_run_report(home, config, opened.store, selected, args, now, output.note)
-    return run_job("maintain", args)
-
-
-def _datasets(home: Home, name: str | None, *, rebuild: bool) -> Sequence[Dataset]:
-    """Return the selected datasets that have a table or, for a rebuild, at least data files."""
-    from hypaware.iceberg import metadata
-    from hypaware.model import datasets
-
-    named = [datasets.get(name)] if name else datasets.list_all()
-    present = {entry.name for entry in metadata.list_tables(home)}
-    if rebuild:
-        from hypaware.maintain.generation import table_folders
-
-        return [each for each in named if each.name in present or table_folders(home, each.name)]
-    return [each for each in named if each.name in present]
-
-
-def _finish(report: dict[str, Any], as_json: bool) -> None:
-    failed = [each for each in report["datasets"] if each["errors"]]
-    if failed:
+    if failed := [each for each in report["datasets"] if each["errors"]]:
         raise output.PartialFailure(
             "; ".join(f"{each['dataset']}: {error}" for each in failed for error in each["errors"]),
             report,
             kind="maintenance_failed",
             repair="hyp verify",
         )
-    if as_json:
-        output.emit_json(report)
+    output.emit_document(report)
+
+
+def _run(home: Home, config: Config, args: dict[str, Any], dry_run: bool, now: datetime) -> dict[str, Any]:
+    from hypaware.iceberg import metadata
+    from hypaware.lake import health
+    from hypaware.model import datasets
+
+    rebuild, only = args["rebuild"], args["only"]
+    named = [datasets.get(args["dataset"])] if args["dataset"] else datasets.list_all()
+    present = {entry.name for entry in metadata.list_tables(home)}
+    selected = [each for each in named if each.name in present]
+    if rebuild:
+        from hypaware.maintain.rebuild import table_folders
+
+        # For a rebuild, data files are enough.
+        selected = [each for each in named if each.name in present or table_folders(home, each.name)]
+    with open_existing_home(home) as opened:
+        if not rebuild:
+            health.check_tables(home, [args["dataset"]] if args["dataset"] else None)
+        if opened is None or not selected:
+            return {"datasets": []}
+        if not (args["force"] or rebuild):
+            from hypaware.maintain.task import find_due_datasets, idle_report
+
+            if not {each.name for each in selected} & set(find_due_datasets(home, config, opened.store, now, only)):
+                return idle_report(home, config, opened.store, selected, now, only)
+        if dry_run:
+            from hypaware.maintain.jobs import dry_run_report
+
+            return dry_run_report(home, config, opened.store, selected, args, now, output.note)
+    return run_job("maintain", args)
 
 
 def show_maintenance(report: Mapping[str, Any], *, dry_run: bool) -> None:
@@ -134,7 +118,14 @@ def show_maintenance(report: Mapping[str, Any], *, dry_run: bool) -> None:
         return
     dropped, expired = ("would drop", "would expire") if dry_run else ("rows dropped", "snapshots expired")
     columns = ["dataset", "files", "MB", dropped, "rows held", expired]
-    output.emit_table(columns, [_dataset_row(each) for each in report["datasets"]])
+    rows = []
+    for each in report["datasets"]:
+        files = [f"{each[name]:,}" for name in ("files_before", "files_after")]
+        sizes = [f"{each[name] / 1e6:,.1f}" for name in ("bytes_before", "bytes_after")]
+        changes = [" → ".join(dict.fromkeys(pair)) for pair in (files, sizes)]
+        counts = (each[name] for name in ("rows_expired", "rows_held", "snapshots_expired"))
+        rows.append((each["dataset"], *changes, *counts))
+    output.emit_table(columns, rows)
     for each in report["datasets"]:
         output.emit(f"{each['dataset']}: {each['reason']}")
         if dry_run:
@@ -145,21 +136,6 @@ def show_maintenance(report: Mapping[str, Any], *, dry_run: bool) -> None:
             output.note(f"{each['dataset']}: {each['rows_without_time']:,} rows have no timestamp and are kept")
         for path in each["set_aside"]:
             output.warn(f"{each['dataset']}: unreadable file moved to {path}")
-
-
-def _dataset_row(each: Mapping[str, Any]) -> tuple[object, ...]:
-    return (
-        each["dataset"],
-        _before_after(f"{each['files_before']:,}", f"{each['files_after']:,}"),
-        _before_after(f"{each['bytes_before'] / 1e6:,.1f}", f"{each['bytes_after'] / 1e6:,.1f}"),
-        each["rows_expired"],
-        each["rows_held"],
-        each["snapshots_expired"],
-    )
-
-
-def _before_after(before: str, after: str) -> str:
-    return before if before == after else f"{before} → {after}"
 
 
 def _show_partitions(each: Mapping[str, Any]) -> None:
@@ -190,23 +166,21 @@ def _show_held(each: Mapping[str, Any]) -> None:
     output.emit()
     output.emit(f"{each['dataset']}: expired days that are held until a sink has received them")
     columns = ["source", "days", "from", "to", "rows", "held for", "held since", "dropped on"]
-    output.emit_table(columns, [_held_row(key, parts) for key, parts in sorted(groups.items())])
+    rows = []
+    for (source, since, until, sinks), parts in sorted(groups.items()):
+        days = sorted({part["day"] for part in parts})
+        count = sum(part["rows"] for part in parts)
+        rows.append((source, len(days), days[0], days[-1], count, ", ".join(sinks), since, until))
+    output.emit_table(columns, rows)
     for sink, count in sorted(by_sink.items()):
         output.emit(f"{count:,} rows are held for {sink}; to deliver them: hyp export {sink}")
     output.emit("to see why they are not delivered: hyp export status")
 
 
-def _held_row(key: tuple[Any, ...], parts: list[Mapping[str, Any]]) -> tuple[object, ...]:
-    source, since, until, sinks = key
-    days = sorted({part["day"] for part in parts})
-    rows = sum(part["rows"] for part in parts)
-    return (source, len(days), days[0], days[-1], rows, ", ".join(sinks), since, until)
-
-
 @click.command("backup", cls=Command, examples=["hyp backup ~/backups/hyp-monday", "hyp backup /mnt/disk/hyp --json"])
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @json_option
-def backup(folder: Path, as_json: bool) -> None:
+def backup(folder: Path) -> None:
     """Copy the whole home to DIR, as of one moment, while recording continues.
 
     DIR must be outside the home and empty or not exist yet. Use a new folder for each backup and delete those that you
@@ -227,8 +201,7 @@ def backup(folder: Path, as_json: bool) -> None:
         with open_progress() as bar:
             report = backup_without_engine(home, to, bar.report)
     report = report or run_job("backup", {"to": str(to)})
-    if as_json:
-        output.emit_json(report)
+    if output.emit_document(report):
         return
     if report["datasets"]:
         output.emit_table(["dataset", "rows"], [(each["dataset"], each["rows"]) for each in report["datasets"]])
@@ -239,7 +212,7 @@ def backup(folder: Path, as_json: bool) -> None:
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @yes_option
 @json_option
-def restore(folder: Path, yes: bool, as_json: bool) -> None:
+def restore(folder: Path, yes: bool) -> None:
     """Create the home (HYP_HOME, by default ~/.hyp) from the backup in DIR.
 
     The home must not exist yet: nothing is overwritten. The new home continues as a copy of the original, with a
@@ -267,4 +240,4 @@ def restore(folder: Path, yes: bool, as_json: bool) -> None:
         "files": len(found.files),
         "bytes": found.bytes,
     }
-    output.emit_report(report, as_json)
+    output.emit_result(report)

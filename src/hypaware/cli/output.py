@@ -1,7 +1,7 @@
 """Output of all commands: results go to stdout, everything else to stderr, with terminal escapes neutralised.
 
-With `--json` a command prints exactly one document. `emit_json` records that it was printed, so that a later error goes
-to stderr only. Errors are reported like this:
+With `--json` a command prints exactly one document (`emit_document`). An error after it goes to stderr only. Errors are
+reported like this:
 
 | error | stderr | with --json, on stdout | exit code |
 |---|---|---|---|
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import sys
 import time
@@ -42,6 +43,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Problems of permissions and file systems: not errors of the program.
 _FILE_ERRORS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
+_JSON = "hypaware.json"
 _document_printed = False
 
 
@@ -60,17 +62,31 @@ class PartialFailure(HypError):
         self.report = report
 
 
-def reset_document() -> None:
-    """Reset the record of printed documents. Call it once per command."""
+def reset() -> None:
+    """Forget the printed document. Call it once per command."""
     global _document_printed
     _document_printed = False
 
 
-def emit_json(document: Any) -> None:
-    """Print the one JSON document of the command."""
-    global _document_printed
-    import json
+def use_json(context: click.Context, param: click.Parameter, given: bool) -> None:
+    """Note whether the command prints a JSON document: the callback of its option `--json`."""
+    context.meta[_JSON] = given
 
+
+def wants_json() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and context.meta.get(_JSON, False)
+
+
+def emit_document(document: Any) -> bool:
+    """With `--json`, print the document of the command. Return whether that is so."""
+    if is_json := wants_json():
+        emit_json(document)
+    return is_json
+
+
+def emit_json(document: Any) -> None:
+    global _document_printed
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2, default=_to_json)
     write_bytes(escape_json(text).encode() + b"\n")
     _document_printed = True
@@ -117,20 +133,14 @@ def emit_fields(fields: Mapping[str, object]) -> None:
         emit(f"{name:<{widest}}  {_cell(value)}")
 
 
-def emit_result(document: Any, text: str, as_json: bool) -> None:
-    """Print the result as a JSON document or as text."""
-    if as_json:
-        emit_json(document)
+def emit_result(document: Mapping[str, object], text: str | None = None) -> None:
+    """Print the result: with `--json` the document, otherwise the text or, without one, the fields of the document."""
+    if emit_document(document):
+        return
+    if text is None:
+        emit_fields(document)
     else:
         emit(text)
-
-
-def emit_report(report: Mapping[str, object], as_json: bool) -> None:
-    """Print a flat report as JSON or as fields."""
-    if as_json:
-        emit_json(report)
-    else:
-        emit_fields(report)
 
 
 def note(text: str) -> None:
@@ -151,8 +161,6 @@ def _cell(value: object) -> str:
     if isinstance(value, datetime | date):
         return _time(value)
     if isinstance(value, Mapping | list | tuple):
-        import json
-
         return escape_cell(json.dumps(value, ensure_ascii=False, default=_to_json))
     return escape_cell(str(value))
 
@@ -191,52 +199,47 @@ def show_error(error: BaseException, as_json: bool) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not as_json:
         error.show()
         return error.exit_code
-    failure, usage = _to_hyp_error(error)
+    failure = _to_hyp_error(error)
     if as_json and not _document_printed:
         report = failure.report if isinstance(failure, PartialFailure) else {}
         emit_json({**report, "error": failure.as_json()})
     else:
         note("cancelled" if isinstance(failure, Cancelled) else f"error: {failure.message}")
-        if usage:
-            note(usage)
+        if isinstance(error, click.UsageError) and error.ctx:
+            note(" ".join(error.ctx.get_usage().split()).replace("Usage:", "usage:", 1))
         for command in failure.repair:
             note(f"try: {command}")
     return failure.exit_code
 
 
-def _to_hyp_error(error: BaseException) -> tuple[HypError, str | None]:
+def _to_hyp_error(error: BaseException) -> HypError:
     if isinstance(error, HypError):
-        return error, None
+        return error
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        return Cancelled(), None
+        return Cancelled()
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        return UsageError("Missing subcommand.", repair=f"{error.ctx.command_path} --help"), None
+        return UsageError("Missing subcommand.", repair=f"{error.ctx.command_path} --help")
     if isinstance(error, click.UsageError):
-        context = error.ctx
-        repair = f"{context.command_path} --help" if context else "hyp --help"
-        usage = " ".join(context.get_usage().split()).replace("Usage:", "usage:", 1) if context else None
-        return UsageError(error.format_message(), repair=repair), usage
+        return UsageError(
+            error.format_message(), repair=f"{error.ctx.command_path} --help" if error.ctx else "hyp --help"
+        )
     if isinstance(error, click.ClickException):
-        return UsageError(error.format_message()), None
+        return UsageError(error.format_message())
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         where = f": cannot write {error.filename}" if error.filename else ""
-        return Retryable(f"the disk is full{where}", kind="disk_full", repair="hyp status"), None
+        return Retryable(f"the disk is full{where}", kind="disk_full", repair="hyp status")
     if isinstance(error, OSError) and error.errno in _FILE_ERRORS:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
-        return HypError(what, kind="file_unavailable", repair="hyp doctor"), None
-    return _internal_error(error), None
-
-
-def _internal_error(error: BaseException) -> HypError:
-    detail = "".join(traceback.format_exception(error))
+        return HypError(what, kind="file_unavailable", repair="hyp doctor")
+    traceback_text = "".join(traceback.format_exception(error))
     what = f"{type(error).__name__}: {error}".strip(": ")
     summary = f"unexpected {what.splitlines()[0][:300]}"
     if os.environ.get("HYP_DEBUG") == "1":
-        sys.stderr.write(detail)
+        sys.stderr.write(traceback_text)
         return HypError(summary, kind="internal")
-    if log := _log_traceback(detail):
-        return HypError(f"{summary} (details in {log})", kind="internal")
-    return HypError(f"{summary} (set HYP_DEBUG=1 to see the details)", kind="internal")
+    log = _log_traceback(traceback_text)
+    details = f"details in {log}" if log else "set HYP_DEBUG=1 to see the details"
+    return HypError(f"{summary} ({details})", kind="internal")
 
 
 def _log_traceback(detail: str) -> Path | None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TextIO
 
 from rich.cells import cell_len, set_cell_size
 
-from hypaware.text import escape_cell
+from hypaware.text import escape_cell, format_count
 
 _SEPARATOR = "  "
 _BAR, _MIN_BAR = 12, 4
@@ -27,7 +27,6 @@ _TOKENS = {
     "cache_read_tokens": "cache read",
     "cache_write_tokens": "cache write",
 }
-_REASONING = {"reasoning_tokens": "reasoning"}
 _EMPTY = """Nothing is recorded yet.
 To import the session history on this machine: hyp backfill"""
 _EMPTY_SINCE = """Nothing is recorded since {since}.
@@ -45,10 +44,9 @@ class OverviewStyle:
     def of(cls, stream: TextIO) -> OverviewStyle:
         try:
             f"{_BLOCKS}…".encode(stream.encoding or "ascii")
+            unicode = True
         except (UnicodeEncodeError, LookupError):
             unicode = False
-        else:
-            unicode = True
         return cls(shutil.get_terminal_size().columns if stream.isatty() else None, unicode)
 
 
@@ -66,19 +64,16 @@ def render_overview(document: dict[str, Any], look: OverviewStyle) -> str:
     if not document["totals"]["parts"]:
         since = document["since"]
         return _EMPTY if since is None else _EMPTY_SINCE.format(since=since)
-    return "\n\n".join([_totals_line(document), *(_render(table, look) for table in _tables(document) if table.rows)])
-
-
-def _totals_line(document: dict[str, Any]) -> str:
-    totals = document["totals"]
-    counted = [(name.replace("_", " "), totals[name]) for name in ("sessions", "messages", "tool_calls")]
+    counts = [format_count(document["totals"][f"{name}s"], name) for name in ("session", "message")]
+    counts.append(format_count(document["totals"]["tool_calls"], "tool call"))
     days = " to ".join(dict.fromkeys((document["first_day"], document["last_day"])))
-    return ", ".join([*(f"{number:,} {name if number != 1 else name[:-1]}" for name, number in counted), days])
+    tables = [_render(table, look) for table in _tables(document) if table.rows]
+    return "\n\n".join([", ".join([*counts, days]), *tables])
 
 
 def _tables(document: dict[str, Any]) -> list[OverviewTable]:
     counts = {"messages": "messages", "sessions": "sessions", **_TOKENS}
-    kinds = {**_TOKENS, **_REASONING}
+    kinds = {**_TOKENS, "reasoning_tokens": "reasoning"}
     tokens = [{"kind": shown, "tokens": document["totals"][name]} for name, shown in kinds.items()]
     clients = document["clients"] if len(document["clients"]) > 1 else []
     days = document["days"]
@@ -132,15 +127,11 @@ class _Column:
         width = max(map(len, (above, below, *cells)))
         return cls(above.rjust(width), below.rjust(width), [cell.rjust(width) for cell in cells])
 
-    @property
-    def width(self) -> int:
-        return len(self.head)
-
 
 def _fit(columns: list[_Column], side: int, width: int) -> tuple[list[_Column], int, int]:
     """Fit the table into the width: shorten bars, then names, then drop columns from the right."""
     while True:
-        room = width - sum(len(_SEPARATOR) + column.width for column in columns) - len(_SEPARATOR)
+        room = width - sum(len(_SEPARATOR) + len(column.head) for column in columns) - len(_SEPARATOR)
         bar = max(_MIN_BAR, min(_BAR, room - side))
         if room - bar >= min(side, _MIN_NAME) or len(columns) == 1:
             return columns, max(1, min(side, room - bar)), bar

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 import shlex
 import sys
@@ -61,7 +62,6 @@ def purge(
     dry_run: bool,
     allow_reimport: bool,
     yes: bool,
-    as_json: bool,
 ) -> None:
     """Delete rows permanently from the lake and its snapshots, the spool, rejects and dead letters.
 
@@ -82,21 +82,27 @@ def purge(
             output.note(f"nothing is recorded in {home.root}; no rows were deleted and no tombstone was written")
     else:
         report = run_job("purge", {**selector.as_json(), "allow_reimport": allow_reimport})
-    if not as_json:
+    if not output.wants_json():
         _show(report, allow_reimport)
-    _finish(report, selector, as_json)
+    _finish(report, selector)
 
 
 def _selector(
     sessions: Sequence[str], sources: Sequence[str], folders: Sequence[str], before: str | None
 ) -> PurgeSelector:
+    from hypaware.backfill.request import parse_date
     from hypaware.maintain.purge.selector import PurgeSelector
+    from hypaware.model.columns import format_timestamp
 
+    now = datetime.now(UTC)
+    instant = parse_date("--before", before, time.min, now)
+    if instant is not None and instant > now:
+        raise UsageError(f"--before {before} is in the future; it would exclude rows that are recorded later")
     selectors = (
         PurgeSelector("session", tuple(sessions)),
         PurgeSelector("source", tuple(sources)),
         PurgeSelector("cwd", tuple(_normalize_folder(each) for each in folders)),
-        PurgeSelector("before", (_parse_before(before),) if before is not None else ()),
+        PurgeSelector("before", (format_timestamp(instant),) if instant is not None else ()),
     )
     given = [each for each in selectors if each.values]
     if len(given) != 1:
@@ -118,30 +124,18 @@ def _normalize_folder(text: str) -> str:
         raise UsageError("--cwd is empty")
     if _WINDOWS_PATH.match(text):
         return text.rstrip("\\/")
-    import os.path
-
     return os.path.normpath(Path(text).expanduser().absolute()).rstrip("/")
-
-
-def _parse_before(text: str) -> str:
-    from hypaware.backfill.request import parse_date
-    from hypaware.model.columns import format_timestamp
-
-    now = datetime.now(UTC)
-    instant = parse_date("--before", text, time.min, now)
-    assert instant is not None
-    if instant > now:
-        raise UsageError(f"--before {text} is in the future; it would exclude rows that are recorded later")
-    return format_timestamp(instant)
 
 
 def _confirm(home: Home, selector: PurgeSelector, yes: bool, allow_reimport: bool) -> None:
     """Ask the user to confirm, with the number of rows if there is a terminal."""
-    what = f"Rows selected by {_selector_text(selector)} will be deleted permanently."
+    named = selector.values[:3] + (("…",) if len(selector.values) > 3 else ())
+    chosen = f"--{selector.kind} " + ", ".join(value or "/" for value in named)
+    what = f"Rows selected by {chosen} will be deleted permanently."
     if not yes and sys.stdin.isatty():
         report = _count(home, selector)
         rows = sum(each["rows"] for each in report["datasets"]) + report["spool"]["rows"]
-        what = f"{rows:,} rows selected by {_selector_text(selector)} will be deleted permanently."
+        what = f"{rows:,} rows selected by {chosen} will be deleted permanently."
         if report["delivered"]:
             what += " Some were delivered; those copies are not deleted."
     if allow_reimport:
@@ -154,11 +148,6 @@ def _count(home: Home, selector: PurgeSelector) -> dict[str, Any]:
 
     with open_progress() as bar:
         return plan_purge(home, selector, lambda message, done, total: bar.report(message, done, total or None))
-
-
-def _selector_text(selector: PurgeSelector) -> str:
-    named = selector.values[:3] + (("…",) if len(selector.values) > 3 else ())
-    return f"--{selector.kind} " + ", ".join(value or "/" for value in named)
 
 
 def _show(report: dict[str, Any], allow_reimport: bool) -> None:
@@ -176,10 +165,11 @@ def _show(report: dict[str, Any], allow_reimport: bool) -> None:
         output.emit_table(["where", "source", "rows to delete" if dry else "rows deleted", ""], rows)
     else:
         output.emit("no matching rows")
-    written = sum(each["files_rewritten"] for each in report["datasets"])
-    dropped = sum(each["files_removed"] for each in report["datasets"])
     if rows and not dry:
-        examined = sum(each["files_looked_at"] for each in report["datasets"])
+        written, dropped, examined = (
+            sum(each[name] for each in report["datasets"])
+            for name in ("files_rewritten", "files_removed", "files_looked_at")
+        )
         output.emit(f"{written} data files rewritten, {dropped} deleted, {examined} examined")
     for name in report["left_alone"]:
         output.note(f"{name} has no such column and was not searched")
@@ -187,16 +177,19 @@ def _show(report: dict[str, Any], allow_reimport: bool) -> None:
         if each["unattributed"]:
             output.note(_unattributed(each, report["selector"]["kind"]))
     for each in report["delivered"]:
-        output.warn(_delivered_warning(each))
+        count = f"{each['rows']:,} of these rows were"
+        if each["unknown"]:
+            count = "an unknown number of these rows was"
+        elif each["rows_under_way"]:
+            count = f"{each['rows']:,} of these rows were, and {each['rows_under_way']:,} more may have been,"
+        place = f"{each['destination']} ({each['sink']}, {each['source']})"
+        output.warn(f"{count} delivered to {place}; delete them there")
     for name in report["spool"]["held"]:
         output.note(f"{name} is still being written by another process")
     if report["again"] and not report["remaining"]:
         output.note("an interrupted earlier purge is now complete")
-    if not dry:
-        _note_reimport(report, allow_reimport)
-
-
-def _note_reimport(report: dict[str, Any], allow_reimport: bool) -> None:
+    if dry:
+        return
     if allow_reimport:
         lifted = report["tombstones"]["lifted"]
         output.note("to restore them: hyp backfill" + (f" ({lifted} earlier purges revoked)" if lifted else ""))
@@ -216,37 +209,24 @@ def _unattributed(each: dict[str, Any], kind: str) -> str:
     )
 
 
-def _delivered_warning(each: dict[str, Any]) -> str:
-    rows = f"{each['rows']:,} of these rows were"
-    if each["unknown"]:
-        rows = "an unknown number of these rows was"
-    elif each["rows_under_way"]:
-        rows = f"{each['rows']:,} of these rows were, and {each['rows_under_way']:,} more may have been,"
-    return f"{rows} delivered to {each['destination']} ({each['sink']}, {each['source']}); delete them there"
-
-
-def _finish(report: dict[str, Any], selector: PurgeSelector, as_json: bool) -> None:
+def _finish(report: dict[str, Any], selector: PurgeSelector) -> None:
     remaining = report["remaining"]
     if not remaining:
-        if as_json:
-            output.emit_json(report)
+        output.emit_document(report)
         return
-    if not as_json:
+    if not output.wants_json():
         for each in remaining[:_MAX_SHOWN_FILES]:
             output.warn(f"{each['file']}: {each['what']}")
-    command = " ".join(f"--{selector.kind} {shlex.quote(value)}" for value in selector.values)
     first = f"{remaining[0]['file']}: {remaining[0]['what']}"
     holding = [each for each in remaining if not each["what"].startswith("cannot be read")]
-    if not holding:
-        raise output.PartialFailure(
-            f"purge incomplete: {len(remaining)} files could not be read, the others hold no purged rows ({first})",
-            report,
-            kind="purge_incomplete",
+    if holding:
+        options = " ".join(f"--{selector.kind} {shlex.quote(value)}" for value in selector.values)
+        repair = ["hyp engine stop", f"hyp purge {options} --yes"]
+        what = (
+            f"{len(holding)} files still hold purged rows ({first}); stop the processes that use them, "
+            "then run the same command again"
         )
-    raise output.PartialFailure(
-        f"purge incomplete: {len(holding)} files still hold purged rows ({first}); stop the processes that use them, "
-        "then run the same command again",
-        report,
-        kind="purge_incomplete",
-        repair=["hyp engine stop", f"hyp purge {command} --yes"],
-    )
+    else:
+        repair = []
+        what = f"{len(remaining)} files could not be read, the others hold no purged rows ({first})"
+    raise output.PartialFailure(f"purge incomplete: {what}", report, kind="purge_incomplete", repair=repair)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypaware.cli.command import Command, Group, json_option
 from hypaware.cli.jobs import run_job
 from hypaware.errors import UsageError
 from hypaware.home import Home
-from hypaware.query.formats import FORMATS, TEXT_TABLES
+from hypaware.query.formats import FORMATS, TEXT_TABLES, open_output
 
 _MAX_TERMINAL_ROWS = 1000
 _MAX_DAYS = 36_500
@@ -78,36 +79,38 @@ class _SqlCommand(Command):
     help=f"Stop after this many rows; 0 means no limit.  [default: {_MAX_TERMINAL_ROWS} on a terminal, else 0]",
 )
 @json_option
-def sql(
-    statement: str,
-    format_: str | None,
-    target: Path | None,
-    refresh: str,
-    max_rows: int | None,
-    as_json: bool,
-) -> None:
+def sql(statement: str, format_: str | None, target: Path | None, refresh: str, max_rows: int | None) -> None:
     """Run one read-only SELECT over the datasets.
 
     Pass "-" to read the SQL from standard input. `hyp query schema` lists the datasets and their columns.
     """
     from hypaware.state.home_opener import read_identity
 
-    if as_json and format_ not in (None, "json"):
+    if output.wants_json() and format_ not in (None, "json"):
         raise UsageError(f"--json means --format json and cannot be combined with --format {format_}")
     read_identity(Home.from_environment())
-    chosen = "json" if as_json else format_ or "table"
+    chosen = "json" if output.wants_json() else format_ or "table"
     on_terminal = (target is None or str(target) == "-") and sys.stdout.isatty()
     if on_terminal and chosen == "arrow":
         raise UsageError("--format arrow is binary: redirect it to a pipe or a file (--output)")
-    args = {
-        "sql": _from_stdin() if statement == "-" else statement,
-        "format": chosen,
-        "refresh": refresh,
-        **_terminal_args(on_terminal, chosen, max_rows),
-    }
+    if statement == "-":
+        try:
+            statement = sys.stdin.buffer.read().decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise UsageError("the SQL on standard input is not valid UTF-8") from None
+    args: dict[str, Any] = {"sql": statement, "format": chosen, "refresh": refresh}
+    if on_terminal:
+        if max_rows is None and chosen in TEXT_TABLES:
+            max_rows = _MAX_TERMINAL_ROWS
+        args["width"] = shutil.get_terminal_size().columns
+        args["color"] = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    args["max_rows"] = max_rows or None
     if target is not None and str(target) != "-":
-        _write_file(target, args, as_json)
-    elif as_json:
+        with open_output(target) as write:
+            report = run_job("query", args, on_chunk=write)
+        if not output.emit_document({"output": str(target), **report}):
+            output.note(f"{report['rows']} rows written to {target}")
+    elif output.wants_json():
         _print_document(args)
     else:
         run_job("query", args)
@@ -119,7 +122,7 @@ def sql(
 )
 @_refresh_option
 @json_option
-def overview(days: int | None, refresh: str, as_json: bool) -> None:
+def overview(days: int | None, refresh: str) -> None:
     """Show sessions, messages, models, tokens and tools, by day and by project."""
     from hypaware.cli.overview import OverviewStyle, render_overview
     from hypaware.query.overview import empty_overview, has_no_rows
@@ -129,17 +132,16 @@ def overview(days: int | None, refresh: str, as_json: bool) -> None:
         found = empty_overview(since)
     else:
         found = run_job("overview", {"since": since, "refresh": refresh})
-    output.emit_result(found, render_overview(found, OverviewStyle.of(sys.stdout)), as_json)
+    output.emit_result(found, render_overview(found, OverviewStyle.of(sys.stdout)))
 
 
 @query.command("schema", examples=["hyp query schema", "hyp query schema ai_gateway_messages --json"])
 @click.argument("dataset", required=False)
 @json_option
-def schema(dataset: str | None, as_json: bool) -> None:
+def schema(dataset: str | None) -> None:
     """Show the columns of DATASET, or of all datasets, with their meaning."""
     found = describe_datasets(dataset)
-    if as_json:
-        output.emit_json(found)
+    if output.emit_document(found):
         return
     for each in found["datasets"]:
         output.emit(f"{each['name']}: {each['about']}\n")
@@ -156,59 +158,18 @@ def describe_datasets(dataset: str | None = None) -> dict[str, Any]:
     from hypaware.model import datasets
 
     found = datasets.list_all() if dataset is None else (datasets.get(dataset.lower().removeprefix(f"{NAMESPACE}.")),)
-    return {
-        "datasets": [
-            {
-                "name": each.name,
-                "about": each.about,
-                "columns": [
-                    {
-                        "name": column.name,
-                        "type": str(column.type),
-                        "nullable": not column.required,
-                        "about": column.about,
-                    }
-                    for column in each.columns
-                ],
-            }
-            for each in found
+    documents = []
+    for each in found:
+        columns = [
+            {"name": column.name, "type": str(column.type), "nullable": not column.required, "about": column.about}
+            for column in each.columns
         ]
-    }
-
-
-def _terminal_args(on_terminal: bool, format_: str, max_rows: int | None) -> dict[str, Any]:
-    """Return the arguments of the job that depend on the terminal."""
-    if not on_terminal:
-        return {"max_rows": max_rows or None}
-    import shutil
-
-    if max_rows is None and format_ in TEXT_TABLES:
-        max_rows = _MAX_TERMINAL_ROWS
-    color = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    return {"max_rows": max_rows or None, "width": shutil.get_terminal_size().columns, "color": color}
-
-
-def _from_stdin() -> str:
-    try:
-        return sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UsageError("the SQL on standard input is not valid UTF-8") from None
-
-
-def _write_file(target: Path, args: dict[str, Any], as_json: bool) -> None:
-    from hypaware.query.formats import open_output
-
-    with open_output(target) as write:
-        report = run_job("query", args, on_chunk=write)
-    if as_json:
-        output.emit_json({"output": str(target), **report})
-    else:
-        output.note(f"{report['rows']} rows written to {target}")
+        documents.append({"name": each.name, "about": each.about, "columns": columns})
+    return {"datasets": documents}
 
 
 def _print_document(args: dict[str, Any]) -> None:
     """Buffer the result until the query is done: with --json, stdout must hold either the result or the error."""
-    import shutil
     from tempfile import SpooledTemporaryFile
 
     with SpooledTemporaryFile(_MAX_MEMORY_BYTES) as document:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,19 @@ def run(listen: str, tls_cert: Path | None, tls_key: Path | None, no_flush: bool
     A batch is acknowledged once it is durable. Received rows are committed to the lake every `flush.interval`, and the
     lake is maintained every `maintain.interval`. On SIGTERM or Ctrl-C, requests in progress are completed first.
     """
+    from hypaware.config.values import LISTEN
     from hypaware.server import run as process
 
     home = Home.from_environment()
-    host, port = _listen(listen)
+    try:
+        host, _, port = LISTEN.read(listen).rpartition(":")
+    except ValueError:
+        raise click.BadParameter(
+            f"expected {LISTEN.expected}, for example {_DEFAULT_LISTEN}", param_hint="--listen"
+        ) from None
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key must be given together")
-    options = process.ServerOptions(host, port, tls_cert, tls_key, flush=not no_flush)
+    options = process.ServerOptions(host.strip("[]"), int(port), tls_cert, tls_key, flush=not no_flush)
     # Print without buffering, because the parent process may wait for the line.
     process.run_server(home, options, lambda line: output.write_bytes(f"{line}\n".encode()))
 
@@ -62,14 +69,13 @@ def token() -> None:
     "--ttl", metavar="DURATION", help="Let machines enrol with it for this long: 12h, 7d.  [default: no limit]"
 )
 @json_option
-def create(label: str | None, ttl: str | None, as_json: bool) -> None:
+def create(label: str | None, ttl: str | None) -> None:
     """Create a bootstrap token and print it. It cannot be shown again."""
     from hypaware.server import auth
 
     lifetime = None if ttl is None else parse_duration("--ttl", ttl)
     secret, token = auth.create_token(Home.from_environment(), label, lifetime)
-    if as_json:
-        output.emit_json({"token": secret, **auth.token_as_json(token)})
+    if output.emit_document({"token": secret, **auth.token_as_json(token)}):
         return
     output.emit(secret)
     output.note(f"{token.id}: save this token now; it cannot be shown again")
@@ -77,69 +83,52 @@ def create(label: str | None, ttl: str | None, as_json: bool) -> None:
 
 @token.command("list", examples=["hyp server token list", "hyp server token list --json"])
 @json_option
-def list_(as_json: bool) -> None:
+def list_() -> None:
     """List the bootstrap tokens, without their secrets."""
     from hypaware.server import auth
 
     found = [auth.token_as_json(each) for each in auth.list_tokens(Home.from_environment())]
-    if as_json:
-        output.emit_json({"tokens": found})
-        return
-    if not found:
-        output.emit("no tokens; to create one: hyp server token create")
-        return
     columns = ["id", "label", "status", "created_at", "expires_at", "last_used_at"]
-    output.emit_table(columns, [[each[name] for name in columns] for each in found])
+    _print_list("tokens", found, columns, "no tokens; to create one: hyp server token create")
 
 
 @token.command("revoke", examples=["hyp server token revoke tok_0123456789ab", "hyp server token revoke alice"])
 @click.argument("name", metavar="ID|LABEL")
 @json_option
-def revoke(name: str, as_json: bool) -> None:
+def revoke(name: str) -> None:
     """Revoke a token, or all tokens with a label, and every gateway that enrolled with them."""
     from hypaware.server import auth
 
     revoked = auth.revoke_token(Home.from_environment(), name)
-    output.emit_result({"revoked": revoked}, f"revoked: {', '.join(revoked)}", as_json)
+    output.emit_result({"revoked": revoked}, f"revoked: {', '.join(revoked)}")
 
 
 @server.group("gateways", cls=RunnableGroup, examples=["hyp server gateways", "hyp server gateways --json"])
 @json_option
-def gateways(as_json: bool) -> None:
+def gateways() -> None:
     """List the gateways that have enrolled or delivered."""
-    from dataclasses import asdict
-
     from hypaware.server import auth
 
-    found: list[dict[str, Any]] = [asdict(each) for each in auth.list_gateways(Home.from_environment())]
-    if as_json:
-        output.emit_json({"gateways": found})
-        return
-    if not found:
-        output.emit("no gateway has enrolled or delivered yet")
-        return
+    found = [asdict(each) for each in auth.list_gateways(Home.from_environment())]
     columns = ["gateway_id", "host", "label", "bound_by", "first_seen_at", "last_seen_at"]
-    output.emit_table(columns, [[each[name] for name in columns] for each in found])
+    _print_list("gateways", found, columns, "no gateway has enrolled or delivered yet")
 
 
 @gateways.command("release", examples=["hyp server gateways release gw-0123456789abcdef"])
 @click.argument("gateway_id", metavar="ID")
 @json_option
-def release(gateway_id: str, as_json: bool) -> None:
+def release(gateway_id: str) -> None:
     """Release the id of a machine that lost its secret. The next machine that enrols with this id owns it."""
     from hypaware.server import auth
 
     auth.release_gateway(Home.from_environment(), gateway_id)
-    output.emit_result({"released": gateway_id}, f"{gateway_id} can enrol again", as_json)
+    output.emit_result({"released": gateway_id}, f"{gateway_id} can enrol again")
 
 
-def _listen(value: str) -> tuple[str, int]:
-    from hypaware.config.values import LISTEN
-
-    try:
-        host, _, port = LISTEN.read(value).rpartition(":")
-    except ValueError:
-        raise click.BadParameter(
-            f"expected {LISTEN.expected}, for example {_DEFAULT_LISTEN}", param_hint="--listen"
-        ) from None
-    return host.strip("[]"), int(port)
+def _print_list(name: str, found: list[dict[str, Any]], columns: list[str], if_empty: str) -> None:
+    if output.emit_document({name: found}):
+        return
+    if found:
+        output.emit_table(columns, [[each[column] for column in columns] for each in found])
+    else:
+        output.emit(if_empty)

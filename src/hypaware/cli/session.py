@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,7 @@ _MAX_SHOWN_FOLDERS = 20
 
 
 @click.group(
-    "session",
-    cls=Group,
-    examples=["hyp session status", "hyp session ignore", f"hyp session ignore {_EXAMPLE_ID}"],
+    "session", cls=Group, examples=["hyp session status", "hyp session ignore", f"hyp session ignore {_EXAMPLE_ID}"]
 )
 def session() -> None:
     """Exclude sessions from recording, and show which are excluded and why.
@@ -38,58 +37,55 @@ def session() -> None:
 @session.command("ignore", examples=["hyp session ignore", f"hyp session ignore {_EXAMPLE_ID}"])
 @click.argument("session_id", metavar="[ID]", required=False)
 @json_option
-def ignore(session_id: str | None, as_json: bool) -> None:
+def ignore(session_id: str | None) -> None:
     """Stop recording session ID.
 
     It is no longer recorded, imported or exported. Rows that are already in the lake stay there until you purge them.
     """
-    from hypaware.privacy import ignored_sessions
+    from hypaware.privacy.ignored_sessions import ignore_session
 
-    home = Home.from_environment()
-    chosen = _resolve(home, session_id)
-    _print(chosen, ignored_sessions.ignore_session(home, chosen), True, as_json)
+    _change(session_id, ignore_session, ignored=True)
 
 
 @session.command("unignore", examples=["hyp session unignore", f"hyp session unignore {_EXAMPLE_ID}"])
 @click.argument("session_id", metavar="[ID]", required=False)
 @json_option
-def unignore(session_id: str | None, as_json: bool) -> None:
+def unignore(session_id: str | None) -> None:
     """Record session ID again, subject to the rules of its folder."""
-    from hypaware.privacy import ignored_sessions
+    from hypaware.privacy.ignored_sessions import unignore_session
 
-    home = Home.from_environment()
-    chosen = _resolve(home, session_id)
-    _print(chosen, ignored_sessions.unignore_session(home, chosen), False, as_json)
+    _change(session_id, unignore_session, ignored=False)
 
 
 @session.command("status", examples=["hyp session status", f"hyp session status {_EXAMPLE_ID} --json"])
 @click.argument("session_id", metavar="[ID]", required=False)
 @json_option
-def status(session_id: str | None, as_json: bool) -> None:
+def status(session_id: str | None) -> None:
     """Show which sessions are excluded, and why.
 
     Without ID, list the excluded sessions, the sessions in the current folder, and deleted folders that stay private.
     With ID, show the privacy class of that session and the rule that decides it.
     """
+    from hypaware import config
     from hypaware.privacy import folder_memory, ignored_sessions
+    from hypaware.privacy.policy import PrivacyPolicy
 
     home = Home.from_environment()
     if session_id is not None:
         ignored_sessions.check_session_id(session_id)
-        found = _describe(_privacy(home), home, session_id)
-        output.emit_report(found, as_json)
+    privacy = PrivacyPolicy.from_config(home, config.load(home).privacy)
+    if session_id is not None:
+        output.emit_result(_describe(privacy, home, session_id))
         return
     listed = [
         {"session_id": name, **each} for name, each in sorted(ignored_sessions.read_ignored_sessions(home).items())
     ]
-    privacy = _privacy(home)
     here = [{**_describe(privacy, home, each.session_id), "at": each.at} for each in _sessions_here(home)]
     gone = [
         {"folder": each.folder, "class": each.privacy_class.label, "last_seen_at": each.at}
         for each in folder_memory.list_missing_folders(home)
     ]
-    if as_json:
-        output.emit_json({"sessions": listed, "here": here, "folders_gone": gone})
+    if output.emit_document({"sessions": listed, "here": here, "folders_gone": gone}):
         return
     if listed:
         output.emit_table(
@@ -113,15 +109,28 @@ def status(session_id: str | None, as_json: bool) -> None:
             output.note(f"and {len(gone) - _MAX_SHOWN_FOLDERS} older ones (use --json to see all)")
 
 
-def _resolve(home: Home, session_id: str | None) -> str:
-    """Return the given id, or that of the only recent session in the current folder."""
-    if session_id is not None:
-        return session_id
+def _change(session_id: str | None, change: Callable[[Home, str], bool], *, ignored: bool) -> None:
+    """Change the given session, or the only recent one in the current folder."""
+    home = Home.from_environment()
+    session_id = session_id if session_id is not None else _recent_session(home)
+    changed = change(home, session_id)
+    if output.emit_document({"session_id": session_id, "ignored": ignored, "changed": changed}):
+        return
+    state = "excluded from recording" if ignored else "recorded, subject to the rules of its folder"
+    output.emit(f"session {session_id} is {'' if changed else 'already '}{state}")
+    if ignored and changed:
+        output.note(
+            f"rows recorded earlier are kept but not exported; to delete them: hyp purge --session {session_id}"
+        )
+    if not ignored and changed:
+        output.note("to import what was skipped while it was ignored: hyp backfill")
+
+
+def _recent_session(home: Home) -> str:
     here = _sessions_here(home)
     if not here:
         raise UsageError(
-            "No attached client reported a session in this folder; pass its ID.",
-            repair="hyp client status",
+            "No attached client reported a session in this folder; pass its ID.", repair="hyp client status"
         )
     # Sessions are noted when they begin or change folders, so two recent ones cannot be told apart.
     since = (datetime.now(UTC) - timedelta(days=1)).isoformat()
@@ -154,24 +163,3 @@ def _describe(privacy: PrivacyPolicy, home: Home, session_id: str) -> dict[str, 
         "why": verdict.reason,
         "cwd": session_context.working_directory(home, session_id),
     }
-
-
-def _privacy(home: Home) -> PrivacyPolicy:
-    from hypaware import config
-    from hypaware.privacy.policy import PrivacyPolicy
-
-    return PrivacyPolicy.from_config(home, config.load(home).privacy)
-
-
-def _print(session_id: str, changed: bool, ignored: bool, as_json: bool) -> None:
-    if as_json:
-        output.emit_json({"session_id": session_id, "ignored": ignored, "changed": changed})
-        return
-    state = "excluded from recording" if ignored else "recorded, subject to the rules of its folder"
-    output.emit(f"session {session_id} is {'' if changed else 'already '}{state}")
-    if ignored and changed:
-        output.note(
-            f"rows recorded earlier are kept but not exported; to delete them: hyp purge --session {session_id}"
-        )
-    if not ignored and changed:
-        output.note("to import what was skipped while it was ignored: hyp backfill")

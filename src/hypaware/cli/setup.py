@@ -6,8 +6,9 @@ It prints a line per step while it runs, then the import, an overview and exampl
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -17,31 +18,26 @@ from click.core import ParameterSource
 
 from hypaware.cli import output
 from hypaware.cli.command import Command, json_option
-from hypaware.cli.jobs import ProgressDisplay, event_handler, open_progress
+from hypaware.cli.jobs import event_handler, open_progress
 from hypaware.errors import Cancelled, HypError, UsageError
 from hypaware.home import Home, cache_dir
 from hypaware.text import did_you_mean, escape
 
 if TYPE_CHECKING:
-    from hypaware.setup.plan import SetupChoices, SetupListener, SetupPlan, SetupStep
+    from hypaware.setup.plan import SetupChoices, SetupPlan, SetupStep
     from hypaware.setup.run import SetupResult
 
 
-class _ExportType(click.ParamType[tuple[str, str | None]]):
-    """`keep-local`, `local-parquet` or `server`, optionally followed by a space and the destination."""
+def _parse_export(context: click.Context, param: click.Parameter, value: str | None) -> tuple[str, str | None] | None:
+    """Parse `keep-local`, `local-parquet` or `server`, optionally followed by a space and the destination."""
+    from hypaware.setup.plan import EXPORTS
 
-    name = "export"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "keep-local|local-parquet|server URL"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str | None]:
-        from hypaware.setup.plan import EXPORTS
-
-        kind, _, place = str(value).strip().partition(" ")
-        if kind not in EXPORTS:
-            self.fail(f"unknown export {kind!r}.{did_you_mean(kind, EXPORTS)}", param, ctx)
-        return kind, place.strip() or None
+    if value is None:
+        return None
+    kind, _, place = value.strip().partition(" ")
+    if kind not in EXPORTS:
+        raise click.BadParameter(f"unknown export {kind!r}.{did_you_mean(kind, EXPORTS)}")
+    return kind, place.strip() or None
 
 
 @click.command(
@@ -62,7 +58,8 @@ class _ExportType(click.ParamType[tuple[str, str | None]]):
 )
 @click.option(
     "--export",
-    type=_ExportType(),
+    metavar="keep-local|local-parquet|server URL",
+    callback=_parse_export,
     help="Also deliver rows to this destination; local-parquet takes an optional FOLDER.",
 )
 @click.option("--token-file", metavar="FILE", help="Read the server's token from this file, for --export server.")
@@ -89,7 +86,6 @@ def setup(
     no_backfill: bool,
     dry_run: bool,
     force: bool,
-    as_json: bool,
 ) -> None:
     """Set up HypAware: write the config, install the engine, import history, start the daemon, attach clients.
 
@@ -100,8 +96,7 @@ def setup(
     from hypaware.setup.plan import SetupChoices, parse_export
 
     # `--json` alone is not a choice: it must not attach clients without a question.
-    given = (name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
-    asks = not any(name != "as_json" for name in given)
+    asks = all(context.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in context.params)
     if asks and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("no terminal to ask questions on, and no option was given", repair="hyp setup --yes")
     kind, destination = export or (None, None)
@@ -130,7 +125,7 @@ def setup(
 
         plan = ask_questions(plan)
     try:
-        result = _run(plan, dry_run, as_json)
+        result = _run(plan, dry_run)
     except Cancelled:
         output.note("completed steps are kept; run hyp setup again to continue")
         raise
@@ -138,7 +133,9 @@ def setup(
         if error.kind == WOULD_CHANGE:
             error.repair = (_command_line(context, "--force"), *error.repair)
         raise
-    _finish(result, as_json)
+    if not output.wants_json():
+        show_setup(result, plan)
+    _finish(result)
 
 
 def _plan(choices: SetupChoices) -> SetupPlan:
@@ -154,31 +151,23 @@ def _plan(choices: SetupChoices) -> SetupPlan:
     return SetupPlan(home, cache_dir(), choices, discovery.find_clients(home, variables, now), variables, now)
 
 
-def _run(plan: SetupPlan, dry_run: bool, as_json: bool) -> SetupResult:
+def _run(plan: SetupPlan, dry_run: bool) -> SetupResult:
+    from hypaware.setup.plan import SetupListener
     from hypaware.setup.run import run_setup
 
     with open_progress() as bar:
-        result = run_setup(plan, _listener(bar, print_steps=not dry_run), dry_run=dry_run)
-    if not as_json:
-        show_setup(result, plan)
-    return result
+
+        def on_step(step: SetupStep) -> None:
+            if not dry_run:
+                bar.clear()
+                print_step(step, sys.stderr)
+
+        return run_setup(plan, SetupListener(on_step, bar.report, event_handler(bar)), dry_run=dry_run)
 
 
-def _listener(bar: ProgressDisplay, *, print_steps: bool) -> SetupListener:
-    from hypaware.setup.plan import SetupListener
-
-    def on_step(step: SetupStep) -> None:
-        bar.clear()
-        print_step(step, sys.stderr)
-
-    event = event_handler(bar)
-    return SetupListener(on_step, bar.report, event) if print_steps else SetupListener(progress=bar.report, event=event)
-
-
-def _finish(result: SetupResult, as_json: bool) -> None:
+def _finish(result: SetupResult) -> None:
     if not result.failed:
-        if as_json:
-            output.emit_json(result.as_json())
+        output.emit_document(result.as_json())
         return
     first = result.failed[0].error
     assert first is not None
@@ -193,22 +182,17 @@ def _finish(result: SetupResult, as_json: bool) -> None:
 
 def _command_line(context: click.Context, extra: str) -> str:
     """Return the command line of this call, with one more option."""
-    import shlex
-
     words = ["hyp", "setup"]
     for param in context.command.params:
         value = context.params.get(param.name or "")
         if isinstance(param, click.Argument):
             words += [value] if value else []
-        elif value is True:
+        elif value is True or (param.name == "as_json" and output.wants_json()):
             words.append(param.opts[0])
         elif value not in (None, False, ()):
-            several = value if param.multiple else (value,)
-            for each in several:
-                words += [
-                    param.opts[0],
-                    *(str(part) for part in (each if isinstance(each, tuple) else (each,)) if part),
-                ]
+            for each in value if param.multiple else (value,):
+                parts = each if isinstance(each, tuple) else (each,)
+                words += [param.opts[0], *(str(part) for part in parts if part)]
     return shlex.join([*words, extra])
 
 
@@ -242,8 +226,7 @@ def print_step(step: SetupStep, stream: TextIO) -> None:
 
     console = Console(file=stream, highlight=False, soft_wrap=True)
     mark, style = _MARKS[step.status]
-    line = Text(f"{mark} ", style=style) + Text(f"{step.name:<7} ", style="bold") + Text(escape(step.message))
-    console.print(line)
+    console.print(Text(f"{mark} ", style=style) + Text(f"{step.name:<7} ", style="bold") + Text(escape(step.message)))
     for note in step.notes:
         console.print(Text(f"{'':10}{escape(note)}", style="dim"))
     label = {"skipped": "later", "failed": "try"}.get(step.status)
@@ -258,7 +241,8 @@ def show_setup(result: SetupResult, plan: SetupPlan) -> None:
             print_step(step, sys.stdout)
             if diff := step.facts.get("diff"):
                 output.emit("\n".join(f"    {line}" for line in str(diff).splitlines()))
-    _show_import(result)
+    if result.backfill is not None:
+        _show_import(result.backfill, result)
     if result.dry_run:
         output.note("dry run: nothing was changed")
         return
@@ -274,27 +258,17 @@ def show_setup(result: SetupResult, plan: SetupPlan) -> None:
         output.note(f"next: {line}")
 
 
-def _show_import(result: SetupResult) -> None:
+def _show_import(report: Mapping[str, Any], result: SetupResult) -> None:
     from hypaware.cli import backfill
 
-    report = result.backfill
-    if report is None:
-        return
+    rows = []
+    for each in report["providers"]:
+        counts = [f"{each[name]:,}" for name in ("items_seen", "rows_written", "rows_skipped", "rows_rejected")]
+        days = (each["summary"]["first_day"], each["summary"]["last_day"])
+        rows.append((each["provider"], each["status"], *counts, *days))
     written = "would write" if result.dry_run else "written"
     output.emit()
-    output.emit_table(
-        ["client", "status", "scanned", written, "skipped", "rejected", "from", "to"],
-        [
-            (
-                each["provider"],
-                each["status"],
-                *(f"{each[name]:,}" for name in ("items_seen", "rows_written", "rows_skipped", "rows_rejected")),
-                each["summary"]["first_day"],
-                each["summary"]["last_day"],
-            )
-            for each in report["providers"]
-        ],
-    )
+    output.emit_table(["client", "status", "scanned", written, "skipped", "rejected", "from", "to"], rows)
     for each in report["providers"]:
         for line in backfill.skipped_lines(each):
             output.emit(f"{each['provider']}: {line}")
@@ -310,7 +284,11 @@ def _next_steps(result: SetupResult, plan: SetupPlan) -> Iterator[str]:
     merged = result.config
     sink = merged.config.sinks.get(merged.sink) if merged.sink else None
     if sink is not None and sink.kind == "forward":
-        yield from _token_steps(str(sink.options.get("token_file") or ""), merged.sink or "")
+        file = str(sink.options.get("token_file") or "")
+        if not file:
+            yield f"if the server requires a token: hyp config set sinks.{merged.sink}.token_file FILE"
+        elif not Path(file).expanduser().is_file():
+            yield f"put the server's token into {file} (the server's operator creates one with hyp server token create)"
     if sink is not None and sink.kind == "blob":
         yield f"the daemon delivers rows to {sink.options['destination']}; to deliver now: hyp export"
     if any("url" in change or "destination" in change for change in merged.changes):
@@ -322,10 +300,3 @@ def _next_steps(result: SetupResult, plan: SetupPlan) -> Iterator[str]:
         yield "to start the daemon with every login: hyp daemon install"
     if any(step.name == "attach" and step.status == "done" for step in result.steps):
         yield "running sessions are not recorded live; start a new one, then check: hyp status"
-
-
-def _token_steps(file: str, sink: str) -> Iterator[str]:
-    if not file:
-        yield f"if the server requires a token: hyp config set sinks.{sink}.token_file FILE"
-    elif not Path(file).expanduser().is_file():
-        yield f"put the server's token into {file} (the server's operator creates one with hyp server token create)"

@@ -7,10 +7,15 @@ that the output can be piped.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent, merge_key_bindings
+from prompt_toolkit.keys import Keys
+from prompt_toolkit.output import create_output
+from questionary import Choice, Question, checkbox, confirm, path, select, text
 
 from hypaware import config as configuration
 from hypaware.backfill.request import is_enabled
@@ -23,9 +28,6 @@ from hypaware.setup.plan import ExportChoice, SetupChoices, SetupPlan, folder_ex
 from hypaware.setup.run import record_cancelled_consent
 from hypaware.text import format_count, format_size
 
-if TYPE_CHECKING:
-    from questionary import Question
-
 _DAYS = (0, 365, 90, 30)
 _OTHER_DAYS = -1
 _BOTH, _DAEMON, _NEITHER = "both", "daemon", "neither"
@@ -34,36 +36,30 @@ _BOTH, _DAEMON, _NEITHER = "both", "daemon", "neither"
 def ask_questions(plan: SetupPlan) -> SetupPlan:
     """Return the plan with the user's choices, starting now. Raise Cancelled if the user leaves."""
     config = configuration.load(plan.home)
-    _greet(plan, is_new=not plan.home.config.exists())
-    clients = _ask_clients(plan.found, config)
-    export = _ask_export(plan, config)
-    days = _ask_retention(config)
-    chosen = replace(plan, choices=SetupChoices(clients, export, days, force=True, interactive=True))
-    imports = _ask_import(chosen, replace(config, retention=replace(config.retention, default_days=days)), days)
-    live = _ask_live(clients) if clients else _ask_daemon()
-    choices = replace(chosen.choices, imports=imports, daemon=live != _NEITHER, attach=live == _BOTH)
-    answered = replace(plan, choices=choices, now=datetime.now(UTC))
-    _confirm_changes(answered)
-    return answered
-
-
-def _greet(plan: SetupPlan, *, is_new: bool) -> None:
     output.note(
         "HypAware records the sessions of your AI agents in a lakehouse on this machine, which you can query with SQL."
     )
-    if not is_new:
+    if plan.home.config.exists():
         output.note(f"It is already set up ({plan.home.config}). Your settings are kept unless you change them.")
     output.note("Nothing is changed until you have answered all questions. Press Esc to quit.\n")
-
-
-def _ask_clients(found: Sequence[FoundClient], config: Config) -> tuple[str, ...]:
-    from questionary import Choice, checkbox
-
-    choices = [
+    offered = [
         Choice(_client_label(each), each.name, checked=each.installed and is_enabled(config, each.name))
-        for each in found
+        for each in plan.found
     ]
-    return tuple(_ask(checkbox("Which clients do you want to record?", choices, **_prompt_options())))
+    clients = tuple(_ask(checkbox, "Which clients do you want to record?", offered))
+    export = _ask_export(plan, config)
+    days = _ask_retention(config.retention.default_days)
+    chosen = replace(plan, choices=SetupChoices(clients, export, days, force=True, interactive=True))
+    imports = _ask_import(chosen, replace(config, retention=replace(config.retention, default_days=days)), days)
+    live = _ask_live(clients)
+    choices = replace(chosen.choices, imports=imports, daemon=live != _NEITHER, attach=live == _BOTH)
+    answered = replace(plan, choices=choices, now=datetime.now(UTC))
+    merged = setup_config.merge_config(plan.home, choices, plan.found, answered.now)
+    if merged.changes:
+        output.note(f"\n{merged.diff}\n")
+        if not _ask(confirm, f"Change {merged.path}? A backup copy is kept.", default=True):
+            raise Cancelled
+    return answered
 
 
 def _client_label(each: FoundClient) -> str:
@@ -80,9 +76,6 @@ def _client_label(each: FoundClient) -> str:
 
 
 def _ask_export(plan: SetupPlan, config: Config) -> ExportChoice | None:
-    from questionary import Choice, path, select, text
-
-    folder = setup_config.default_folder(plan.home)
     choices = [
         Choice("Nowhere: keep them in the lake on this machine", "keep-local"),
         Choice("Also to a folder, as Parquet files", "local-parquet"),
@@ -90,41 +83,31 @@ def _ask_export(plan: SetupPlan, config: Config) -> ExportChoice | None:
     ]
     if config.sinks:
         choices.insert(0, Choice(f"Keep the current setting: {', '.join(config.sinks)}", "keep-current"))
-    kind = _ask(select("Where do you want to deliver rows?", choices, **_prompt_options()))
+    kind = _ask(select, "Where do you want to deliver rows?", choices)
     if kind == "keep-current":
         return None
     if kind == "local-parquet":
-        question = path(
-            "Which folder?",
-            folder,
-            validate=lambda folder: _validation_error(lambda: folder_export(folder)),
-            only_directories=True,
-            **_prompt_options(),
+        folder = setup_config.default_folder(plan.home)
+        return folder_export(
+            _ask(path, "Which folder?", folder, validate=_accepted_by(folder_export), only_directories=True)
         )
-        return folder_export(_ask(question))
     if kind == "server":
-        url = _ask(text("What is the server's address?", validate=_url_problem, **_prompt_options()))
-        token = path("Which file holds the token?", setup_config.default_token_file(plan.home), **_prompt_options())
-        return server_export(url, _ask(token) or None)
+        url = _ask(text, "What is the server's address?", validate=_url_problem)
+        token = _ask(path, "Which file holds the token?", setup_config.default_token_file(plan.home))
+        return server_export(url, token or None)
     return ExportChoice("keep-local")
 
 
-def _ask_retention(config: Config) -> int:
-    from questionary import Choice, select, text
-
-    current = config.retention.default_days
-    offered = list(dict.fromkeys((current, *_DAYS)))
-    choices = [Choice(f"{days:,} days" if days else "Forever", days) for days in offered]
+def _ask_retention(current: int) -> int:
+    choices = [Choice(f"{days:,} days" if days else "Forever", days) for days in dict.fromkeys((current, *_DAYS))]
     choices.append(Choice("Another number of days", _OTHER_DAYS))
-    days = _ask(select("How long do you want to keep rows?", choices, **_prompt_options()))
+    days = _ask(select, "How long do you want to keep rows?", choices)
     if days == _OTHER_DAYS:
-        days = int(_ask(text("How many days? (0 means forever)", validate=_days_problem, **_prompt_options())))
+        days = _ask(text, "How many days? (0 means forever)", validate=_days_problem)
     return int(days)
 
 
 def _ask_import(plan: SetupPlan, config: Config, days: int) -> bool:
-    from questionary import confirm
-
     clients = plan.choices.clients or ()
     since = plan.now - timedelta(days=min(days, 36_500)) if days else None
     estimates = [each.estimate(since) for each in plan.found if each.name in clients]
@@ -133,87 +116,59 @@ def _ask_import(plan: SetupPlan, config: Config, days: int) -> bool:
         return bool(clients)
     what = f"about {format_count(sessions, 'session')} ({format_size(sum(each.bytes for each in estimates))})"
     try:
-        return bool(_ask(confirm(f"Import their history, {what}?", default=True, **_prompt_options())))
+        return bool(_ask(confirm, f"Import their history, {what}?", default=True))
     except Cancelled:
         record_cancelled_consent(plan, clients, config)
         raise
 
 
 def _ask_live(clients: Sequence[str]) -> str:
-    from questionary import Choice, select
-
+    if not clients:
+        output.note("You chose no client, so nothing is recorded automatically. Run hyp setup again to add one.")
+        question = "Start the daemon anyway? It commits and delivers rows from hyp ingest"
+        return _DAEMON if _ask(confirm, question, default=False) else _NEITHER
     names = ", ".join(clients)
     choices = [
         Choice(f"Yes: start the daemon and attach {names} to its gateway (changes their settings)", _BOTH),
         Choice("Start the daemon, but do not change their settings", _DAEMON),
         Choice("No", _NEITHER),
     ]
-    return str(_ask(select("Do you want to record new sessions live?", choices, **_prompt_options())))
+    return str(_ask(select, "Do you want to record new sessions live?", choices))
 
 
-def _ask_daemon() -> str:
-    from questionary import confirm
+def _accepted_by(check: Callable[[str], object]) -> Callable[[str], bool | str]:
+    """Return a validator for questionary: True if the check passes, otherwise the message of its error."""
 
-    output.note("You chose no client, so nothing is recorded automatically. Run hyp setup again to add one.")
-    question = "Start the daemon anyway? It commits and delivers rows from hyp ingest"
-    return _DAEMON if _ask(confirm(question, default=False, **_prompt_options())) else _NEITHER
+    def validate(answer: str) -> bool | str:
+        try:
+            check(answer)
+        except UsageError as error:
+            return error.message
+        return True
 
-
-def _confirm_changes(plan: SetupPlan) -> None:
-    from questionary import confirm
-
-    merged = setup_config.merge_config(plan.home, plan.choices, plan.found, plan.now)
-    if not merged.changes:
-        return
-    output.note(f"\n{merged.diff}\n")
-    question = f"Change {merged.path}? A backup copy is kept."
-    if not _ask(confirm(question, default=True, **_prompt_options())):
-        raise Cancelled
+    return validate
 
 
 def _url_problem(url: str) -> bool | str:
-    return (
-        _validation_error(lambda: server_export(url))
-        if url.strip()
-        else "Enter an address, such as https://host.example"
-    )
-
-
-def _validation_error(check: Any) -> bool | str:
-    """Return True if the check passes, otherwise the message of its error, as questionary expects."""
-    try:
-        check()
-    except UsageError as error:
-        return error.message
-    return True
+    return _accepted_by(server_export)(url) if url.strip() else "Enter an address, such as https://host.example"
 
 
 def _days_problem(text: str) -> bool | str:
     return True if text.isascii() and text.isdecimal() and len(text) < 9 else "Enter a whole number, such as 180"
 
 
-def _ask(question: Question) -> Any:
-    """Ask the question and return the answer; raise Cancelled if the user leaves."""
-    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent, merge_key_bindings
-    from prompt_toolkit.keys import Keys
-
+def _ask(question: Callable[..., Question], *args: Any, **options: Any) -> Any:
+    """Ask on stderr, because stdout may be piped, and return the answer. Raise Cancelled if the user leaves."""
     bindings = KeyBindings()
 
     @bindings.add(Keys.Escape, eager=True)
     def _leave(event: KeyPressEvent) -> None:
         event.app.exit(exception=KeyboardInterrupt)
 
-    application = question.application
-    own = application.key_bindings
-    application.key_bindings = merge_key_bindings([own, bindings] if own else [bindings])
+    asked = question(*args, output=create_output(stdout=sys.stderr), **options)
+    own = asked.application.key_bindings
+    asked.application.key_bindings = merge_key_bindings([own, bindings] if own else [bindings])
     try:
-        return question.unsafe_ask()
+        return asked.unsafe_ask()
     except (KeyboardInterrupt, EOFError):
         raise Cancelled from None
-
-
-def _prompt_options() -> dict[str, Any]:
-    """Return options that draw a question on stderr, because stdout may be piped."""
-    from prompt_toolkit.output import create_output
-
-    return {"output": create_output(stdout=sys.stderr)}

@@ -28,7 +28,7 @@ _MAX_SHOWN_REJECTS = 20
 @click.argument("file", type=click.File("rb"), default="-")
 @click.option("--strict", is_flag=True, help="Store nothing if any row is rejected.")
 @json_option
-def ingest(dataset: str, file: BinaryIO, strict: bool, as_json: bool) -> None:
+def ingest(dataset: str, file: BinaryIO, strict: bool) -> None:
     """Append NDJSON rows from FILE, or from standard input, to the spool of DATASET.
 
     Rows that are reported as accepted are durable. A row that does not fit the dataset's columns is rejected with its
@@ -38,24 +38,22 @@ def ingest(dataset: str, file: BinaryIO, strict: bool, as_json: bool) -> None:
 
     with open_progress() as bar:
         report = ingest_rows(Home.from_environment(), dataset, file, strict=strict, progress=bar.report)
-    if not as_json:
+    if not output.wants_json():
         output.emit(f"{format_count(report.accepted, 'row')} of {dataset} stored in the spool")
         for reject in report.rejected[:_MAX_SHOWN_REJECTS]:
             output.warn(f"line {reject.line}: {reject.reason}")
         if (more := len(report.rejected) - _MAX_SHOWN_REJECTS) > 0:
             output.warn(f"and {more} more lines")
-    if report.rejected:
-        count = len(report.rejected)
+    if count := len(report.rejected):
         what = "nothing was stored (--strict)" if strict else "the other rows were stored"
         raise output.PartialFailure(f"{count} rows were rejected; {what}", report.as_json(), kind="rows_rejected")
-    if as_json:
-        output.emit_json(report.as_json())
+    output.emit_document(report.as_json())
 
 
 @click.command("flush", cls=Command, examples=["hyp flush", "hyp flush ai_gateway_messages --json"])
 @click.argument("dataset", required=False)
 @json_option
-def flush(dataset: str | None, as_json: bool) -> None:
+def flush(dataset: str | None) -> None:
     """Commit all rows in the spool to the lake now.
 
     It is safe to run at any time, from any number of processes. An interrupted flush is first completed or undone.
@@ -76,22 +74,18 @@ def flush(dataset: str | None, as_json: bool) -> None:
         counts = ("segments", "rows_written", "rows_duplicate", "rows_rejected", "rows_settled", "rows_purged")
         empty = {**dict.fromkeys(counts, 0), **dict.fromkeys(("seq_after", "seq_last", "flush_id"))}
         report = {"datasets": [{"dataset": name, **empty} for name in known]}
-    if as_json:
-        output.emit_json(report)
+    if output.emit_document(report):
         return
     keys = ("dataset", "rows_written", "rows_duplicate", "rows_rejected", "seq_last")
     rows = [[each[key] for key in keys] for each in report["datasets"]]
     output.emit_table(["dataset", "written", "duplicate", "rejected", "up to sequence"], rows)
     for each in report["datasets"]:
-        if each.get("rows_settled"):
+        name = each["dataset"]
+        if count := each.get("rows_settled"):
             output.note(
-                f"{each['dataset']}: {each['rows_settled']} rows match rows that were recorded live; "
-                "the next `hyp maintain` applies their ids"
+                f"{name}: {count} rows match rows that were recorded live; the next `hyp maintain` applies their ids"
             )
-        if each.get("rows_purged"):
-            output.note(f"{each['dataset']}: {each['rows_purged']} previously purged rows were left out")
-        if each["rows_rejected"]:
-            output.warn(
-                f"{each['rows_rejected']} rows were rejected; see the reasons in "
-                f"{home.spool / each['dataset'] / 'rejected'}"
-            )
+        if count := each.get("rows_purged"):
+            output.note(f"{name}: {count} previously purged rows were left out")
+        if count := each["rows_rejected"]:
+            output.warn(f"{count} rows were rejected; see the reasons in {home.spool / name / 'rejected'}")

@@ -7,6 +7,7 @@ escapes themselves, are added.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -27,8 +28,7 @@ from hypaware.text import escape_cell, format_ago, format_count, format_size
 
 _LABEL_WIDTH = 10
 _MAX_SOURCES = 6
-_COLOURS = {"ok": "green", "degraded": "yellow", "down": "red", "error": "red", "warning": "yellow", "info": "cyan"}
-_SEVERITY_LABELS = {"info": "note"}
+_COLOURS = {"ok": "green", "degraded": "yellow", "down": "red", "error": "red", "warning": "yellow", "note": "cyan"}
 
 Document = dict[str, Any]
 
@@ -36,14 +36,12 @@ Document = dict[str, Any]
 @click.command("status", cls=Command, examples=["hyp status", "hyp status --json", "hyp status --check && echo fine"])
 @click.option("--check", is_flag=True, help='Exit 1 unless the status is "ok"; for scripts.')
 @json_option
-def status(check: bool, as_json: bool) -> None:
+def status(check: bool) -> None:
     """Show the recorded, pending, delivered and retained rows, and the command that fixes each problem.
 
     It only reads: it starts no Spark, changes nothing and creates no home. "down" means that nothing is being recorded,
     "degraded" that there is a problem or a decision for you to make.
     """
-    import gc
-
     # The status consists of thousands of small objects that all stay alive: garbage collection would only cost time.
     gc.disable()
     try:
@@ -52,16 +50,18 @@ def status(check: bool, as_json: bool) -> None:
         now = datetime.now(UTC)
         found = collect_snapshot(Home.from_environment(), now=now)
         document = found.as_json()
-        if not as_json:
-            page = "".join(f"{line}\n" for line in render_status(document, now, StatusStyle.of(sys.stdout)))
+        if not output.wants_json():
+            look = StatusStyle()
+            if sys.stdout.isatty():
+                look = StatusStyle(shutil.get_terminal_size().columns, "NO_COLOR" not in os.environ)
+            page = "".join(f"{line}\n" for line in render_status(document, now, look))
             output.write_bytes(page.encode(sys.stdout.encoding, "backslashreplace"))
     finally:
         gc.enable()
     if check and found.overall != "ok":
         problems = "; ".join(each.message for each in found.diagnostics if each.severity != "info")
         raise output.PartialFailure(f"{found.overall}: {problems}", document, kind=found.overall)
-    if as_json:
-        output.emit_json(document)
+    output.emit_document(document)
 
 
 @dataclass(frozen=True)
@@ -70,21 +70,23 @@ class StatusStyle:
     """Columns of the terminal; None means unlimited."""
     colours: bool = False
 
-    @classmethod
-    def of(cls, stream: TextIO) -> StatusStyle:
-        if not stream.isatty():
-            return cls()
-        return cls(shutil.get_terminal_size().columns, "NO_COLOR" not in os.environ)
-
 
 def render_status(document: Document, now: datetime, look: StatusStyle) -> list[str]:
     diagnostics = document["diagnostics"]
-    lines = [_headline(document, look)]
+    overall = document["overall"]
+    problems = sum(each["severity"] != "info" for each in diagnostics)
+    text = {
+        "ok": "everything is working",
+        "degraded": f"{format_count(problems, 'problem')} found",
+        "down": "nothing is recorded automatically",
+    }[overall]
+    home = escape_cell(str(document["home"].get("path")))
+    lines = [f"{_styled(overall, look, fg=_COLOURS[overall], bold=True)}: {text} ({home})"]
     if not any(each["kind"] == "not_set_up" for each in diagnostics):
         for label, text in _topics(document, now):
             lines += _wrapped(label, escape_cell(text), look)
     for each in diagnostics:
-        label = _SEVERITY_LABELS.get(each["severity"], each["severity"])
+        label = "note" if each["severity"] == "info" else each["severity"]
         lines += ["", *_wrapped(label, escape_cell(each["message"]), look)]
         lines += [
             f"{'':<{_LABEL_WIDTH + 2}}{_styled(escape_cell(command), look, bold=True)}" for command in each["repair"]
@@ -92,24 +94,23 @@ def render_status(document: Document, now: datetime, look: StatusStyle) -> list[
     return lines
 
 
-def _headline(document: Document, look: StatusStyle) -> str:
-    overall = document["overall"]
-    problems = sum(each["severity"] != "info" for each in document["diagnostics"])
-    text = {
-        "ok": "everything is working",
-        "degraded": f"{format_count(problems, 'problem')} found",
-        "down": "nothing is recorded automatically",
-    }[overall]
-    home = escape_cell(str(document["home"].get("path")))
-    return f"{_styled(overall, look, fg=_COLOURS[overall], bold=True)}: {text} ({home})"
-
-
 def _topics(document: Document, now: datetime) -> Iterator[tuple[str, str]]:
     is_relocated = document["home"].get("whereabouts") in ("moved", "copied")
     yield "recorded", "unknown until the moved home is opened" if is_relocated else _recorded(document["lake"])
-    yield "pending", _pending(document["spool"], now)
-    yield "live", _live(document["clients"], now)
-    yield "daemon", _daemon(document, now)
+    spool, daemon = document["spool"], document["daemon"]
+    since = f", the oldest {format_ago(spool['oldest_at'], now)}" if spool["oldest_at"] else ""
+    yield "pending", f"{format_count(spool['rows'], 'row')} in the spool{since}" if spool["segments"] else "nothing"
+    live = [f"{each['client']} {_client_text(each, now)}" for each in document["clients"] if each["installed"]]
+    yield "live", ", ".join(live) or "no client is installed"
+    text = "not running"
+    if daemon.get("state") == "running":
+        text = f"running as process {daemon.get('pid')}"
+        if daemon.get("started_at"):
+            text += f", started {format_ago(daemon['started_at'], now)}"
+        gateway: Document = next((each for each in document["sources"] if each.get("kind") == "live"), {})
+        if gateway.get("state") == "listening":
+            text += f", gateway on {gateway['listen']}: {format_count(gateway['exchanges'], 'exchange')}"
+    yield "daemon", text
     if (server := document["server"]).get("state") == "running":
         address = f", listening on {server['listen']}" if server["listen"] else ""
         yield "server", f"running as process {server['pid']}{address}"
@@ -129,32 +130,19 @@ def _recorded(lake: Sequence[Document]) -> str:
     by_dataset: dict[str, list[Document]] = {}
     for each in lake:
         by_dataset.setdefault(each["dataset"], []).append(each)
-    return "; ".join(_dataset_text(name, each, show_name=len(by_dataset) > 1) for name, each in by_dataset.items())
-
-
-def _dataset_text(name: str, sources: list[Document], *, show_name: bool) -> str:
-    days = sorted(day for each in sources for day in (each["oldest"], each["newest"]) if day)
-    total, size = sum(each["rows"] for each in sources), sum(each["bytes"] for each in sources)
-    text = f"{format_count(total, 'row')}"
-    if days:
-        text += f" from {days[0]} to {days[-1]}" if days[0] != days[-1] else f" from {days[0]}"
-    largest = sorted(sources, key=lambda each: -each["rows"])
-    shown = [f"{each['source']} {each['rows']:,}" for each in largest[:_MAX_SOURCES]]
-    if len(largest) > _MAX_SOURCES:
-        shown.append(f"{len(largest) - _MAX_SOURCES:,} more")
-    return f"{name + ': ' if show_name else ''}{text}, {format_size(size)} ({', '.join(shown)})"
-
-
-def _pending(spool: Document, now: datetime) -> str:
-    if not spool["segments"]:
-        return "nothing"
-    since = f", the oldest {format_ago(spool['oldest_at'], now)}" if spool["oldest_at"] else ""
-    return f"{format_count(spool['rows'], 'row')} in the spool{since}"
-
-
-def _live(clients: Sequence[Document], now: datetime) -> str:
-    shown = [f"{each['client']} {_client_text(each, now)}" for each in clients if each["installed"]]
-    return ", ".join(shown) or "no client is installed"
+    texts = []
+    for name, sources in by_dataset.items():
+        text = f"{name}: " if len(by_dataset) > 1 else ""
+        text += format_count(sum(each["rows"] for each in sources), "row")
+        if days := sorted(day for each in sources for day in (each["oldest"], each["newest"]) if day):
+            text += f" from {days[0]} to {days[-1]}" if days[0] != days[-1] else f" from {days[0]}"
+        largest = sorted(sources, key=lambda each: -each["rows"])
+        shown = [f"{each['source']} {each['rows']:,}" for each in largest[:_MAX_SOURCES]]
+        if len(largest) > _MAX_SOURCES:
+            shown.append(f"{len(largest) - _MAX_SOURCES:,} more")
+        size = format_size(sum(each["bytes"] for each in sources))
+        texts.append(f"{text}, {size} ({', '.join(shown)})")
+    return "; ".join(texts)
 
 
 def _client_text(client: Document, now: datetime) -> str:
@@ -168,19 +156,6 @@ def _client_text(client: Document, now: datetime) -> str:
         "broken": "cannot reach the gateway",
         "changed": "no longer points to the gateway",
     }.get(str(state), "state unknown")
-
-
-def _daemon(document: Document, now: datetime) -> str:
-    daemon = document["daemon"]
-    if daemon.get("state") != "running":
-        return "not running"
-    text = f"running as process {daemon.get('pid')}"
-    if daemon.get("started_at"):
-        text += f", started {format_ago(daemon['started_at'], now)}"
-    gateway: Document = next((each for each in document["sources"] if each.get("kind") == "live"), {})
-    if gateway.get("state") == "listening":
-        text += f", gateway on {gateway['listen']}: {format_count(gateway['exchanges'], 'exchange')}"
-    return text
 
 
 def _delivered(sink: Document, now: datetime) -> str:
@@ -208,12 +183,9 @@ def _retention(retention: Document) -> str:
 
 
 def _wrapped(label: str, text: str, look: StatusStyle) -> list[str]:
-    severity = next((name for name, shown in _SEVERITY_LABELS.items() if shown == label), label)
-    head = (
-        _styled(f"{label:<{_LABEL_WIDTH}}", look, fg=_COLOURS[severity])
-        if severity in _COLOURS
-        else f"{label:<{_LABEL_WIDTH}}"
-    )
+    head = f"{label:<{_LABEL_WIDTH}}"
+    if colour := _COLOURS.get(label):
+        head = _styled(head, look, fg=colour)
     room = None if look.width is None else max(20, look.width - _LABEL_WIDTH - 1)
     first, *rest = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) if room else [text]
     return [f"{head} {first}", *(f"{'':<{_LABEL_WIDTH}} {line}" for line in rest)]
@@ -230,16 +202,28 @@ def _styled(text: str, look: StatusStyle, **style: Any) -> str:
 )
 @click.option("--accept-rollback", is_flag=True, help="Accept the loss of recorded rows that the lake no longer has.")
 @json_option
-def verify(deep: bool, repair: bool, accept_rollback: bool, as_json: bool) -> None:
+def verify(deep: bool, repair: bool, accept_rollback: bool) -> None:
     """Check that every row is stored exactly once and that the lake, its state, index and files agree.
 
     Exits 1 if a check fails, and prints the finding.
     """
-    if _has_data(Home.from_environment()):
+    from hypaware.iceberg import metadata
+    from hypaware.lake import health
+    from hypaware.state.home_opener import open_home
+
+    home = Home.from_environment()
+    has_data = False
+    # Never create a home.
+    if home.root.is_dir():
+        with closing(open_home(home).store) as store:
+            has_data = bool(
+                metadata.list_tables(home) or health.list_unfinished_datasets(store) or health.has_committed_rows(store)
+            )
+    if has_data:
         report = run_job("verify", {"deep": deep, "repair": repair, "accept_rollback": accept_rollback})
     else:
         report = {"ok": True, "checks": [{"name": "lake", "ok": True, "detail": "the lake is empty"}]}
-    if not as_json:
+    if not output.wants_json():
         rows = [
             ("ok" if check["ok"] else "FAILED", check.get("dataset", ""), check["name"], check["detail"])
             for check in report["checks"]
@@ -249,27 +233,12 @@ def verify(deep: bool, repair: bool, accept_rollback: bool, as_json: bool) -> No
         failed = [check for check in report["checks"] if not check["ok"]]
         findings = "; ".join(f"{check['name']}: {check['detail']}" for check in failed)
         raise output.PartialFailure(f"verification failed: {findings}", report, kind="verify_failed")
-    if as_json:
-        output.emit_json(report)
-
-
-def _has_data(home: Home) -> bool:
-    """Return whether there is anything to check; never create a home."""
-    from hypaware.iceberg import metadata
-    from hypaware.lake import health
-    from hypaware.state.home_opener import open_home
-
-    if not home.root.is_dir():
-        return False
-    with closing(open_home(home).store) as store:
-        return bool(
-            metadata.list_tables(home) or health.list_unfinished_datasets(store) or health.has_committed_rows(store)
-        )
+    output.emit_document(report)
 
 
 @click.command("doctor", cls=Command, examples=["hyp doctor", "hyp doctor --json"])
 @json_option
-def doctor(as_json: bool) -> None:
+def doctor() -> None:
     """Check everything that HypAware needs: Java, jars, disk, permissions, databases, ports, clients, clocks, sinks.
 
     This takes a few seconds. It contacts the destinations of the sinks, and writes a small file to the home and removes
@@ -280,7 +249,7 @@ def doctor(as_json: bool) -> None:
     with open_progress() as bar:
         found = list(run_checks(read_input(Home.from_environment()), bar.report))
     failed = [check for check in found if check.status == "failed"]
-    if not as_json:
+    if not output.wants_json():
         output.emit_table(
             ["", "check", "detail"],
             [
@@ -295,5 +264,4 @@ def doctor(as_json: bool) -> None:
     if failed:
         findings = "; ".join(f"{check.name}: {check.detail}" for check in failed)
         raise output.PartialFailure(f"a check failed: {findings}", report, kind="check_failed")
-    if as_json:
-        output.emit_json(report)
+    output.emit_document(report)

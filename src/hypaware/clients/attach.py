@@ -4,10 +4,8 @@
 2. Make the attach record durable.
 3. Replace the file atomically, if it is still the file that was read; otherwise start again.
 
-If the process is killed after step 2, the file is unchanged, and the record recognizes it by its hash. After step 3
-nothing is left to do. Detach works in the opposite order: the file first, the record last. A file that no other
-program changed gets its old bytes back. From a changed file, exactly our settings are removed and the previous values
-restored.
+If the process is killed after step 2, the file is unchanged, and the record recognizes it by its hash. Detach works in
+the opposite order: the file first, the record last. A file that no other program changed gets its old bytes back.
 
 The attach record is `<HYP_HOME>/clients/<name>/attach.json`, readable only by its owner:
 
@@ -25,7 +23,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -147,7 +146,15 @@ def attach_client(
             and not client.attach(current.text, gateway, environment).splices
         ):
             new_text = current.text
-        outcome = _make_result(client, current, new_text, edit)
+        outcome = AttachResult(
+            client.name,
+            current.path,
+            new_text != current.text,
+            settings_file.diff_text(current.path, current.text, new_text),
+            edit.base_url,
+            edit.upstream.base_url if edit.upstream else None,
+            edit.notes,
+        )
         if dry_run:
             return outcome
         if new_text != current.text or record is None:
@@ -163,13 +170,15 @@ def attach_client(
                 settings_file.replace_settings(current, new_text)
             except (SettingsRefused, SettingsChanged):
                 # The file was not changed, so restore its record too.
-                restore_record(home, client.name, previous)
+                if previous is None:
+                    durable_files.remove_durably(record_path(home, client.name))
+                else:
+                    write_record(home, previous)
                 raise
             _after_write()
         return outcome
 
-    with settings_file.name_refused_file(path):
-        return attempt() if dry_run else _retry_locked(path, attempt)
+    return _run(path, attempt, dry_run=dry_run)
 
 
 def detach_client(
@@ -182,7 +191,8 @@ def detach_client(
         current = settings_file.read_settings(path)
         record = read_record(home, client.name)
         new_text = _without_our_settings(client, current, record)
-        outcome = replace(_make_result(client, current, new_text, None), base_url=client.base_url(new_text))
+        diff = settings_file.diff_text(current.path, current.text, new_text)
+        outcome = AttachResult(client.name, current.path, new_text != current.text, diff, client.base_url(new_text))
         if dry_run:
             return outcome
         if new_text != current.text:
@@ -199,39 +209,20 @@ def detach_client(
         if not dry_run:
             remove_record(home, client.name)
         return AttachResult(client.name, path, False, "", None)
-    with settings_file.name_refused_file(path):
-        return attempt() if dry_run else _retry_locked(path, attempt)
+    return _run(path, attempt, dry_run=dry_run)
 
 
 def _without_our_settings(client: ClientSettings, current: SettingsSnapshot, record: AttachRecord | None) -> str:
-    """Return the text without our settings."""
     if not current.exists:
         return ""
     digest = hash_text(current.text)
     if record is not None and digest == record.original_sha256:
         return current.text
     if record is not None and digest == record.written_sha256:
-        try:
-            original = settings_file.undo_splices(current.text, record.splices)
-        except settings_file.SpliceMismatch:
-            original = ""
+        original = settings_file.undo_splices(current.text, record.splices) or ""
         if hash_text(original) == record.original_sha256:
             return original
     return client.detach(current.text, record)
-
-
-def _make_result(
-    client: ClientSettings, current: SettingsSnapshot, new_text: str, edit: SettingsEdit | None
-) -> AttachResult:
-    return AttachResult(
-        client.name,
-        current.path,
-        new_text != current.text,
-        settings_file.diff_text(current.path, current.text, new_text),
-        edit.base_url if edit else None,
-        edit.upstream.base_url if edit and edit.upstream else None,
-        edit.notes if edit else (),
-    )
 
 
 def _make_record(
@@ -262,8 +253,8 @@ def _make_record(
     )
 
 
-def _retry_locked(path: Path, attempt: Callable[[], AttachResult]) -> AttachResult:
-    with settings_file.lock_folder(path):
+def _run(path: Path, attempt: Callable[[], AttachResult], *, dry_run: bool) -> AttachResult:
+    with settings_file.name_refused_file(path), nullcontext() if dry_run else settings_file.lock_folder(path):
         for _ in range(_ATTEMPTS):
             try:
                 return attempt()
@@ -301,14 +292,6 @@ def write_record(home: Home, record: AttachRecord) -> None:
     path = record_path(home, record.client)
     durable_files.make_dir(path.parent)
     durable_files.write_atomic(path, json.dumps({"v": VERSION, **asdict(record)}, indent=1).encode())
-
-
-def restore_record(home: Home, client: str, earlier: AttachRecord | None) -> None:
-    """Restore the earlier record, or remove the current one if there was none."""
-    if earlier is None:
-        durable_files.remove_durably(record_path(home, client))
-    else:
-        write_record(home, earlier)
 
 
 def remove_record(home: Home, client: str) -> None:

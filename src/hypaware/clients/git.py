@@ -37,23 +37,21 @@ class Head(NamedTuple):
 @cache
 def find_repository(cwd: str) -> Repository:
     """Return the repository of a folder; empty if it does not exist, has no repository, or git is too slow."""
-    if not cwd.startswith("/") or "\0" in cwd:
-        return NO_REPOSITORY
     try:
-        if not Path(cwd).is_dir():
-            return NO_REPOSITORY
-        root = _run_git(cwd, "rev-parse", "--show-toplevel")
+        root = _run_git(cwd, "rev-parse", "--show-toplevel") if Path(cwd).is_dir() else None
         if not root:
             return NO_REPOSITORY
-        return Repository(root, _choose_remote(_run_git(cwd, "config", "--get-regexp", r"^remote\..*\.url$") or ""))
+        listed = _run_git(cwd, "config", "--get-regexp", r"^remote\..*\.url$") or ""
+        # Lines `remote.<name>.url <url>`: the URL of `origin`, or else of the first remote.
+        urls = dict(reversed([line.split(" ", 1) for line in listed.splitlines() if " " in line]))
+        url = urls.get("remote.origin.url") or next(reversed(urls.values()), None)
+        return Repository(root, strip_url_credentials(url) if url else None)
     except (OSError, ValueError):
         return NO_REPOSITORY
 
 
 def read_head(cwd: str) -> Head:
     """Return the current commit and branch of a folder. Not cached."""
-    if not cwd.startswith("/") or "\0" in cwd:
-        return Head()
     try:
         lines = (_run_git(cwd, "rev-parse", "HEAD", "--symbolic-full-name", "HEAD") or "").splitlines()
     except (OSError, ValueError):
@@ -71,7 +69,7 @@ class _Timeouts:
 
 
 def _run_git(cwd: str, *arguments: str) -> str | None:
-    if _Timeouts.count >= _MAX_TIMEOUTS:
+    if _Timeouts.count >= _MAX_TIMEOUTS or not cwd.startswith("/") or "\0" in cwd:
         return None
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
@@ -89,10 +87,3 @@ def _run_git(cwd: str, *arguments: str) -> str | None:
         _Timeouts.count += 1
         return None
     return ran.stdout.decode("utf-8", "replace").rstrip("\n") if ran.returncode == 0 else None
-
-
-def _choose_remote(listed: str) -> str | None:
-    """Return the URL of `origin`, or else of the first remote, from lines `remote.<name>.url <url>`."""
-    urls = dict(reversed([line.split(" ", 1) for line in listed.splitlines() if " " in line]))
-    url = urls.get("remote.origin.url") or next(reversed(urls.values()), None)
-    return strip_url_credentials(url) if url else None

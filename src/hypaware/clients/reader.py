@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hypaware.home.file_system import open_regular_file
+from hypaware.home.durable_files import open_regular_file
 from hypaware.model import canonical
 
 MAX_LINE_BYTES = 64 << 20
@@ -105,7 +105,8 @@ class SourceReader:
     consumed: int = 0
     left_out: list[tuple[int, int]] = field(default_factory=list)
     """Ranges of offsets that `wants` excluded in this import; adjacent ranges are merged."""
-    _excluded_with: list[tuple[int, int]] = field(default_factory=list)
+    excluded_with: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of lines that make no row and belong to an excluded message."""
     _window_applied: bool = False
     _range_closed: bool = True
     _file: BinaryIO | None = None
@@ -115,17 +116,13 @@ class SourceReader:
         self._file = open_regular_file(self.source.path)
         found = os.fstat(self._file.fileno())
         if get_inode(found) != self.source.inode or found.st_size < self.source.size:
-            self.close()
+            self._file.close()
             raise SourceChanged("the file was replaced or truncated after it was pinned")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        assert self._file is not None
+        self._file.close()
 
     def is_new(self, offset: int, message: str | None = None) -> bool:
         """Return whether no import has read the line at this offset, or the message that it belongs to."""
@@ -152,16 +149,18 @@ class SourceReader:
         self._range_closed = True
         return new
 
-    def exclude_with(self, offset: int) -> None:
-        """Exclude a line that makes no row, because the message that it belongs to is excluded."""
-        self._excluded_with.append((offset, offset + 1))
-
     def effective_window(self) -> TimeWindow:
         """Return the window of the checkpoint: unbounded if nothing was excluded."""
         if not self._window_applied and self.source.window != TimeWindow():
             # The provider never called `wants`, so any line may be missing.
             self.left_out = [(0, self.source.size)]
-        self.left_out = _merge_ranges(self.left_out + self._excluded_with)
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted(self.left_out + self.excluded_with):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((start, end))
+        self.left_out = merged
         return self.source.window if self.left_out else TimeWindow()
 
     def reset_if_rewritten(self) -> None:
@@ -175,11 +174,20 @@ class SourceReader:
 
     def lines(self) -> Iterator[SourceLine]:
         """Yield every line that holds a JSON object, from the beginning of the source."""
-        keep = self.source.size <= _MAX_KEPT_BYTES
+        assert self._file is not None
+        self._file.seek(0)
         self._consumed_digest, self.consumed = hashlib.sha256(), 0
-        for offset, raw in self._raw_lines():
-            end = offset + len(raw)
+        offset, size = 0, self.source.size
+        while offset < size:
+            raw = self._file.readline(min(MAX_LINE_BYTES, size - offset))
+            if not raw:
+                raise SourceChanged("the file was truncated while it was read")
             whole = raw.endswith(b"\n")
+            if not whole and len(raw) >= MAX_LINE_BYTES:
+                self._skip(offset, "line_too_long")
+                offset = self._skip_long_line(self._file, raw, offset)
+                continue
+            end = offset + len(raw)
             value = self._parse(offset, raw, whole)
             if whole or value is not None:
                 self._consumed_digest.update(raw)
@@ -187,16 +195,16 @@ class SourceReader:
             if value is not None:
                 line = SourceLine(self, offset, end, value)
                 yield line
-                if not keep:
+                if size > _MAX_KEPT_BYTES:
                     line.forget()
+            offset = end
 
     def read_all(self) -> bytes | None:
         """Return the whole source, for sources that are one document; None if it is too large."""
         if self.source.size > MAX_LINE_BYTES:
             return None
         data = self.bytes_at(0, self.source.size)
-        self._consumed_digest = hashlib.sha256(data)
-        self.consumed = len(data)
+        self._consumed_digest, self.consumed = hashlib.sha256(data), len(data)
         return data
 
     def bytes_at(self, start: int, end: int) -> bytes:
@@ -211,24 +219,10 @@ class SourceReader:
         """SHA-256 of the bytes before `consumed`, as they were read; the file may have been overwritten since."""
         return str(self._consumed_digest.hexdigest())
 
-    def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (offset, line) of the pinned bytes; count and skip a line that is too long."""
-        assert self._file is not None
-        self._file.seek(0)
-        offset, size = 0, self.source.size
-        while offset < size:
-            raw = self._read_line(min(MAX_LINE_BYTES, size - offset))
-            if len(raw) < MAX_LINE_BYTES or raw.endswith(b"\n"):
-                yield offset, raw
-                offset += len(raw)
-            else:
-                self._skip(offset, "line_too_long")
-                offset = self._skip_long_line(raw, offset)
-
-    def _skip_long_line(self, raw: bytes, offset: int) -> int:
+    def _skip_long_line(self, file: BinaryIO, raw: bytes, offset: int) -> int:
         """Read to the end of a long line in blocks, and return the offset of the next line."""
         digest = self._consumed_digest.copy()
-        while True:
+        while raw:
             digest.update(raw)
             offset += len(raw)
             if raw.endswith(b"\n"):
@@ -236,14 +230,8 @@ class SourceReader:
                 return offset
             if offset >= self.source.size:
                 return offset
-            raw = self._read_line(min(_BLOCK, self.source.size - offset))
-
-    def _read_line(self, limit: int) -> bytes:
-        assert self._file is not None
-        raw = self._file.readline(limit)
-        if not raw:
-            raise SourceChanged("the file was truncated while it was read")
-        return raw
+            raw = file.readline(min(_BLOCK, self.source.size - offset))
+        raise SourceChanged("the file was truncated while it was read")
 
     def _parse(self, offset: int, raw: bytes, whole: bool) -> dict[str, Any] | None:
         if raw.isspace():
@@ -267,17 +255,6 @@ class SourceReader:
 def get_inode(status: os.stat_result) -> int:
     """Return the inode number, cut to 63 bits: some file systems use larger numbers than SQLite can store."""
     return status.st_ino & (2**63 - 1)
-
-
-def _merge_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges in order, without overlaps."""
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(ranges):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
 
 
 def _explain_invalid_json(raw: bytes, error: Exception) -> str:

@@ -1,12 +1,11 @@
 """Record the working folder of a session, from a client's hook.
 
 `<HYP_HOME>/clients/<name>/session-context.jsonl` gets one line `{session_id, cwd, git_branch, git_remote, head_sha,
-repo_root, at}` for each change. Many hooks run at once, so writing takes a lock. A hook waits for it only briefly: a
-missing line does no harm. At 1 MiB the file is replaced atomically by one with the first and last line of the newest
-sessions.
+repo_root, at}` for each change. Many hooks run at once, so writing takes a lock. At 1 MiB the file is replaced
+atomically by one with the first and last line of the newest sessions.
 
-The hook delays the client at every prompt. Therefore this module imports little, limits the time for git, and raises
-nothing that the command does not catch.
+The hook delays the client at every prompt. Therefore this module imports little, limits the time for git and the lock
+(a missing line does no harm), and raises nothing that the command does not catch.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,13 @@ _TAIL_BYTES = 1 << 16
 
 def record_context(home: Home, client: str, hook_input: Any) -> bool:
     """Record the hook's JSON input, and return whether a line was written."""
-    session, cwd = (_field(hook_input, name) for name in ("session_id", "cwd"))
+    given = hook_input if isinstance(hook_input, dict) else {}
+    valid = {
+        name: value
+        for name, length in _MAX_LENGTHS.items()
+        if isinstance(value := given.get(name), str) and value.strip() and len(value) <= length
+    }
+    session, cwd = valid.get("session_id"), valid.get("cwd")
     # If the user has removed the home, a hook must not create it again.
     if session is None or cwd is None or not home.root.is_dir():
         return False
@@ -46,19 +50,14 @@ def record_context(home: Home, client: str, hook_input: Any) -> bool:
     record = {"session_id": session, **_collect_facts(cwd, policies), "at": at}
     path = session_context.context_path(home.root, client)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _try_lock(path.with_suffix(".lock")) as acquired:
-        written = acquired and _append(path, record)
+    with ExitStack() as lock:
+        written = _acquire(lock, path.with_suffix(".lock")) and _append(path, record)
     if policies:
         # Remember the policy, in case the folder is deleted. Imported here because most folders have no policy.
         from hypaware.privacy.folder_memory import FolderMemory
 
         FolderMemory(home, remember=True).find_rule(cwd)
     return written
-
-
-def _field(hook_input: Any, name: str) -> str | None:
-    value = hook_input.get(name) if isinstance(hook_input, dict) else None
-    return value if isinstance(value, str) and value.strip() and len(value) <= _MAX_LENGTHS[name] else None
 
 
 def _collect_facts(cwd: str, policies: list[HypignoreRule]) -> dict[str, str | None]:
@@ -125,19 +124,14 @@ def _rewrite_compacted(path: Path, content: bytes, line: bytes) -> None:
     durable_files.write_atomic(path, b"".join(lines), durable=False)
 
 
-@contextmanager
-def _try_lock(path: Path) -> Iterator[bool]:
-    """Yield whether the lock was acquired in time."""
+def _acquire(lock: ExitStack, path: Path) -> bool:
+    """Return whether the lock was acquired in time."""
     deadline = time.monotonic() + _LOCK_SECONDS
-    with ExitStack() as lock:
-        while True:
-            try:
-                lock.enter_context(locked(path, wait=False))
-            except BlockingIOError:
-                if time.monotonic() <= deadline:
-                    time.sleep(0.002)
-                    continue
-                yield False
-            else:
-                yield True
-            return
+    while True:
+        try:
+            lock.enter_context(locked(path, wait=False))
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)

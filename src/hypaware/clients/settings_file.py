@@ -19,7 +19,7 @@ from typing import NamedTuple
 from hypaware import faults
 from hypaware.errors import HypError
 from hypaware.home import durable_files
-from hypaware.home.file_system import open_regular_file
+from hypaware.home.durable_files import open_regular_file
 from hypaware.home.locks import locked
 
 _MAX_BYTES = 8 << 20
@@ -163,37 +163,31 @@ class Splice(NamedTuple):
     removed: str
     inserted: str
 
-    def apply(self, text: str) -> str:
-        return text[: self.at] + self.inserted + text[self.at + len(self.removed) :]
-
-
-class SpliceMismatch(ValueError):
-    """The text is not the result of the edits."""
-
 
 def apply_splices(text: str, splices: Sequence[Splice]) -> str:
     """Apply the edits in order, each to the result of the one before it."""
     for splice in splices:
-        text = splice.apply(text)
+        text = text[: splice.at] + splice.inserted + text[splice.at + len(splice.removed) :]
     return text
 
 
-def undo_splices(text: str, splices: Sequence[Splice]) -> str:
+def undo_splices(text: str, splices: Sequence[Splice]) -> str | None:
+    """Return the text before the edits; None if the text is not their result."""
     for splice in reversed(splices):
         end = splice.at + len(splice.inserted)
         if text[splice.at : end] != splice.inserted:
-            raise SpliceMismatch
+            return None
         text = text[: splice.at] + splice.removed + text[end:]
     return text
 
 
 def diff_splice(before: str, after: str) -> Splice:
     """Return the edit that turns `before` into `after`."""
-    start = 0
-    shorter = min(len(before), len(after))
-    while start < shorter and before[start] == after[start]:
-        start += 1
-    end = 0
-    while end < shorter - start and before[len(before) - 1 - end] == after[len(after) - 1 - end]:
-        end += 1
+    start = _common_length(before, after)
+    end = _common_length(before[start:][::-1], after[start:][::-1])
     return Splice(start, before[start : len(before) - end], after[start : len(after) - end])
+
+
+def _common_length(one: str, other: str) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from hypaware.config.load import parse_config, parse_toml, read_config_text, to_config_error
+from hypaware.config import parse_config, parse_toml, read_config_text, to_config_error
 from hypaware.config.schema import SINK_COMMON, SINK_KINDS, VERSION, Config, Setting, SinkConfig
 from hypaware.config.validation import ConfigProblem, format_key, validate
 from hypaware.errors import ConfigError
@@ -33,7 +33,7 @@ class ConfigChange:
     path: Path
     key: str
     before: Any
-    """The value as `hyp config show` prints it, or None if the key was not set."""
+    """The value as `hyp config show` prints it, or None if the key was not set or the file was invalid."""
     after: Any
 
 
@@ -50,9 +50,10 @@ def set_value(home: Home, key: str, value: Any) -> ConfigChange:
         new, config = _first_valid(text, path, value, home.config)
         if new != old:
             durable_files.write_atomic(target, new.encode())
-    return ConfigChange(
-        home.config, format_key(path), _lookup(_before(text, home.config), path), _lookup(to_table(config), path)
-    )
+    before = {}
+    with suppress(ConfigError):
+        before = to_table(parse_config(text, home.config))
+    return ConfigChange(home.config, format_key(path), _lookup(before, path), _lookup(to_table(config), path))
 
 
 def _key_path(key: str) -> tuple[str, ...]:
@@ -72,33 +73,24 @@ def _key_path(key: str) -> tuple[str, ...]:
 
 
 def _first_valid(text: str, path: tuple[str, ...], value: Any, name: Path) -> tuple[str, Config]:
-    first_error: ConfigError | None = None
-    for candidate in _interpretations(value):
-        try:
-            new = replace_value(text, path, candidate, name)
-            return new, validate(parse_toml(new, name))
-        except ConfigError as error:
-            first_error = first_error or error
-        except ConfigProblem as problem:
-            first_error = first_error or _to_error(problem, path, new, name)
-    assert first_error is not None
-    raise first_error
-
-
-def _interpretations(value: Any) -> Iterator[Any]:
+    candidates = [value]
     if isinstance(value, str):
         with suppress(tomllib.TOMLDecodeError):
             table = tomllib.loads(f"value = {value}")
             if len(table) == 1:
-                yield table["value"]
-    yield value
-
-
-def _to_error(problem: ConfigProblem, path: tuple[str, ...], text: str, name: Path) -> ConfigError:
-    """Omit the line for a problem with the new value; include it for a problem elsewhere in the file."""
-    if problem.path[: len(path)] == path or path[: len(problem.path)] == problem.path:
-        return ConfigError(problem.message)
-    return to_config_error(problem, text, name)
+                candidates.insert(0, table["value"])
+    errors: list[ConfigError] = []
+    for candidate in candidates:
+        try:
+            new = replace_value(text, path, candidate, name)
+            return new, validate(parse_toml(new, name))
+        except ConfigError as error:
+            errors.append(error)
+        except ConfigProblem as problem:
+            # The line is only of interest if the problem is elsewhere in the file.
+            is_here = problem.path[: len(path)] == path or path[: len(problem.path)] == problem.path
+            errors.append(ConfigError(problem.message) if is_here else to_config_error(problem, new, name))
+    raise errors[0]
 
 
 def replace_value(text: str, path: tuple[str, ...], raw: Any, name: Path) -> str:
@@ -159,14 +151,6 @@ def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
     """Return the table without empty subtables, which have no meaning."""
     cleaned = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in table.items()}
     return {key: value for key, value in cleaned.items() if value != {}}
-
-
-def _before(text: str, name: Path) -> Any:
-    """Return the settings before the change, or an empty table if the file was invalid."""
-    try:
-        return to_table(parse_config(text, name))
-    except ConfigError:
-        return {}
 
 
 def _lookup(value: Any, path: tuple[str, ...]) -> Any:

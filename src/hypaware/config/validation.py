@@ -12,28 +12,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hypaware.config import schema
-from hypaware.config.schema import (
-    SINK_COMMON,
-    SINK_KINDS,
-    ClientConfig,
-    Config,
-    EngineConfig,
-    FlushConfig,
-    GatewayConfig,
-    LakeConfig,
-    MaintainConfig,
-    PrivacyConfig,
-    RedactionConfig,
-    RetentionConfig,
-    Setting,
-    SinkConfig,
-    UpstreamConfig,
-)
+from hypaware.config.schema import SINK_COMMON, SINK_KINDS, Config, LakeConfig, RetentionConfig, Setting, SinkConfig
 from hypaware.config.values import NAME, PRIVACY_CLASS, ValueType, integer
 from hypaware.text import did_you_mean
 
@@ -46,14 +32,9 @@ T = TypeVar("T", bound="DataclassInstance")
 
 _DAYS = integer(0)
 _SECTIONS: Mapping[str, type[DataclassInstance]] = {
-    "gateway": GatewayConfig,
-    "engine": EngineConfig,
-    "lake": LakeConfig,
-    "flush": FlushConfig,
-    "retention": RetentionConfig,
-    "maintain": MaintainConfig,
-    "redaction": RedactionConfig,
-    "privacy": PrivacyConfig,
+    name: type(section)
+    for name, section in vars(Config()).items()
+    if is_dataclass(section) and not isinstance(section, type)
 }
 _SECRET_KEY = re.compile(
     r"(?:^|[_.\-])(?:token|password|passwd|passphrase|secret|api[_\-]?key|credentials?|authorization"
@@ -85,12 +66,12 @@ def validate(table: Mapping[str, Any]) -> Config:
     readers: dict[str, Reader] = {name: _section_reader(section) for name, section in _SECTIONS.items()}
     readers |= {
         "version": lambda raw, _path: raw,
-        "gateway": _section_reader(GatewayConfig, {"upstreams": _upstreams}),
+        "gateway": _section_reader(schema.GatewayConfig, {"upstreams": _upstreams}),
         "clients": _clients,
         "lake": _lake,
         "retention": _section_reader(RetentionConfig, {"datasets": _days_of_datasets}),
-        "privacy": _section_reader(PrivacyConfig, {"folders": _folders}),
-        "sinks": _sinks,
+        "privacy": _section_reader(schema.PrivacyConfig, {"folders": _folders}),
+        "sinks": lambda raw, path: {name: _sink(value, at) for name, value, at in _named(raw, path)},
     }
     return _section(Config, table, (), readers)
 
@@ -109,8 +90,8 @@ def _reject_secrets(table: Mapping[str, Any]) -> None:
                 f'{stem}_file = "path", or in an environment variable and set {stem}_env = "VARIABLE"',
             )
         if isinstance(value, str) and _SECRET_IN_ADDRESS.search(value):
-            advice = "the address contains a password or token; use a *_file or *_env key instead"
-            raise ConfigProblem(path, f"{format_key(path)}: {advice}")
+            message = "the address contains a password or token; use a *_file or *_env key instead"
+            raise ConfigProblem(path, f"{format_key(path)}: {message}")
 
 
 def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
@@ -133,15 +114,12 @@ def _section(section: type[T], raw: Any, path: KeyPath, own: Mapping[str, Reader
     settings: dict[str, Setting] = {
         each.name: each.metadata["setting"] for each in fields(section) if "setting" in each.metadata
     }
-    readers = {name: _setting_reader(setting) for name, setting in settings.items()} | dict(own or {})
+    readers: dict[str, Reader] = {name: partial(_value, setting.kind) for name, setting in settings.items()}
+    readers |= own or {}
     table = _table(raw, path)
     _reject_unknown(table, readers, path)
     _reject_missing(table, settings, path)
     return section(**{name: readers[name](value, (*path, name)) for name, value in table.items()})
-
-
-def _setting_reader(setting: Setting) -> Reader:
-    return lambda raw, path: _value(setting.kind, raw, path)
 
 
 def _value(kind: ValueType, raw: Any, path: KeyPath) -> Any:
@@ -149,9 +127,8 @@ def _value(kind: ValueType, raw: Any, path: KeyPath) -> Any:
         return kind.read(raw)
     except ValueError as error:
         reason = f" ({error})" if str(error) else ""
-        raise ConfigProblem(
-            path, f"{format_key(path)} is {_preview(raw)}{reason}: expected {kind.expected}, such as {kind.example}"
-        ) from None
+        expected = f"expected {kind.expected}, such as {kind.example}"
+        raise ConfigProblem(path, f"{format_key(path)} is {_preview(raw)}{reason}: {expected}") from None
 
 
 def _table(raw: Any, path: KeyPath) -> Mapping[str, Any]:
@@ -174,10 +151,8 @@ def _reject_unknown(table: Mapping[str, Any], known: Iterable[str], path: KeyPat
 def _reject_missing(table: Mapping[str, Any], settings: Mapping[str, Setting], path: KeyPath) -> None:
     for name, setting in settings.items():
         if setting.required and name not in table:
-            raise ConfigProblem(
-                path,
-                f"{format_key(path)} has no {name}: expected {name} = {setting.kind.example} ({setting.about})",
-            )
+            expected = f"{name} = {setting.kind.example} ({setting.about})"
+            raise ConfigProblem(path, f"{format_key(path)} has no {name}: expected {expected}")
 
 
 def _named(raw: Any, path: KeyPath) -> Iterable[tuple[str, Any, KeyPath]]:
@@ -186,29 +161,27 @@ def _named(raw: Any, path: KeyPath) -> Iterable[tuple[str, Any, KeyPath]]:
         yield name, value, (*path, name)
 
 
-def _upstreams(raw: Any, path: KeyPath) -> tuple[UpstreamConfig, ...]:
+def _upstreams(raw: Any, path: KeyPath) -> tuple[schema.UpstreamConfig, ...]:
     if not isinstance(raw, list):
         key = format_key(path)
-        raise ConfigProblem(
-            path, f"{key} is {_preview(raw)}: expected an array of tables, each starting with [[{key}]]"
-        )
-    found: list[UpstreamConfig] = []
+        message = f"{key} is {_preview(raw)}: expected an array of tables, each starting with [[{key}]]"
+        raise ConfigProblem(path, message)
+    found: list[schema.UpstreamConfig] = []
     for at, item in enumerate(raw):
-        upstream = _section(UpstreamConfig, item, (*path, at))
+        upstream = _section(schema.UpstreamConfig, item, (*path, at))
         for other in found:
             if other.name == upstream.name or other.path_prefix == upstream.path_prefix:
-                raise ConfigProblem(
-                    (*path, at), f"{format_key((*path, at))} has the same name or path_prefix as {other.name}"
-                )
+                message = f"{format_key((*path, at))} has the same name or path_prefix as {other.name}"
+                raise ConfigProblem((*path, at), message)
         found.append(replace(upstream, provider=upstream.provider or upstream.name))
     return tuple(found)
 
 
-def _clients(raw: Any, path: KeyPath) -> dict[str, ClientConfig]:
+def _clients(raw: Any, path: KeyPath) -> dict[str, schema.ClientConfig]:
     found = {}
     for name, value, at in _named(raw, path):
         _reject_unregistered(name, "hypaware.clients", schema.BUILT_IN_CLIENTS, "client", at)
-        found[name] = _section(ClientConfig, value, at)
+        found[name] = _section(schema.ClientConfig, value, at)
     return found
 
 
@@ -234,25 +207,16 @@ def _days_of_datasets(raw: Any, path: KeyPath) -> dict[str, int]:
 def _folders(raw: Any, path: KeyPath) -> dict[str, str]:
     found: dict[str, str] = {}
     for folder, value in _table(raw, path).items():
-        if not _is_absolute(folder):
+        is_absolute = False
+        with suppress(RuntimeError):  # the home directory of an unknown user
+            is_absolute = Path(folder).expanduser().is_absolute() and "\0" not in folder
+        if not is_absolute:
             raise ConfigProblem(
                 (*path, folder),
                 f'{format_key((*path, folder))}: expected an absolute path as the key, such as "~/work" = "local-only"',
             )
         found[folder] = _value(PRIVACY_CLASS, value, (*path, folder))
     return found
-
-
-def _is_absolute(folder: str) -> bool:
-    try:
-        return Path(folder).expanduser().is_absolute() and "\0" not in folder
-    except RuntimeError:
-        # The home directory of an unknown user.
-        return False
-
-
-def _sinks(raw: Any, path: KeyPath) -> dict[str, SinkConfig]:
-    return {name: _sink(value, at) for name, value, at in _named(raw, path)}
 
 
 def _sink(raw: Any, path: KeyPath) -> SinkConfig:
@@ -283,9 +247,8 @@ def _datasets_of_sink(table: Mapping[str, Any], path: KeyPath, one: bool) -> tup
     datasets: tuple[str, ...] = _value(SINK_COMMON["datasets"].kind, table.get("datasets", schema.DEFAULT_DATASETS), at)
     for name in datasets:
         if name in schema.LOCAL_DATASETS:
-            raise ConfigProblem(
-                at, f"{format_key(at)} names {name}, which cannot be exported: it stays on this machine"
-            )
+            message = f"{format_key(at)} names {name}, which cannot be exported: it stays on this machine"
+            raise ConfigProblem(at, message)
         _reject_unknown_dataset(name, at)
     if one and len(datasets) > 1:
         raise ConfigProblem(at, f"{format_key(at)} names {len(datasets)} datasets, but a table can hold only one")

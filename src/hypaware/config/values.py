@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 from hypaware.model.privacy_class import PRIVACY_CLASS_NAMES
 from hypaware.text import did_you_mean
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|h|d)")
 _MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 _SIZE = re.compile(r"(\d{1,19})\s*([KMGT]I?B|B)", re.IGNORECASE)
@@ -28,15 +27,8 @@ _BYTES = {
     "TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "B": 1,
 }  # fmt: skip
 _BYTES_ANY_CASE = {unit.upper(): count for unit, count in _BYTES.items()}
-_MEMORY = re.compile(r"[1-9]\d*[kmgt]", re.IGNORECASE)
 _PERIOD = re.compile(r"([0-9]{1,2}):([0-9]{2})\s*-\s*([0-9]{1,2}):([0-9]{2})")
-_CRON_FIELDS = (
-    ("minute", 0, 59),
-    ("hour", 0, 23),
-    ("day of month", 1, 31),
-    ("month", 1, 12),
-    ("day of week", 0, 7),
-)
+_CRON_FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day of month", 1, 31), ("month", 1, 12), ("day of week", 0, 7))
 _LAST_DAY = {2: 29, 4: 30, 6: 30, 9: 30, 11: 30}
 _CRON_ITEM = re.compile(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,4}))?")
 CATALOG_TYPES = ("rest", "jdbc", "glue", "hive")
@@ -106,10 +98,16 @@ def _flag(raw: Any) -> bool:
     return raw
 
 
-def _name(raw: Any) -> str:
-    if not _NAME.fullmatch(value := _text(raw)):
-        raise ValueError
-    return value
+def _matching(pattern: str) -> Callable[[Any], str]:
+    def read(raw: Any) -> str:
+        if not re.fullmatch(pattern, value := _text(raw)):
+            raise ValueError
+        return value
+
+    return read
+
+
+_name = _matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def _names(raw: Any) -> tuple[str, ...]:
@@ -131,10 +129,6 @@ def _duration(raw: Any) -> float:
     if not 0 < seconds <= 10 * 366 * 86400:
         raise ValueError("it must be greater than zero and at most ten years")
     return seconds
-
-
-def _duration_or_off(raw: Any) -> float:
-    return 0.0 if raw in ("off", "0") or (type(raw) is int and raw == 0) else _duration(raw)
 
 
 def format_duration(seconds: float) -> str:
@@ -170,12 +164,6 @@ def format_size(count: int) -> str:
     return next(f"{count // size}{unit}" for unit, size in _BYTES.items() if count % size == 0)
 
 
-def _memory(raw: Any) -> str:
-    if not _MEMORY.fullmatch(value := _text(raw)):
-        raise ValueError
-    return value
-
-
 def _listen(raw: Any) -> str:
     value = _text(raw)
     host, _, port = value.rpartition(":")
@@ -196,12 +184,6 @@ def _url(raw: Any) -> str:
 def _server_url(raw: Any) -> str:
     if urlsplit(value := _url(raw)).path.endswith("/v1"):
         raise ValueError("write it without /v1")
-    return value
-
-
-def _prefix(raw: Any) -> str:
-    if not (value := _text(raw)).startswith("/"):
-        raise ValueError
     return value
 
 
@@ -235,15 +217,9 @@ def _period(raw: Any) -> str:
     return str(parse_period(text)) if (text := _text(raw).strip()) else ""
 
 
-def _schedule(raw: Any) -> str:
-    value = _text(raw)
-    check_schedule(value)
-    return value
-
-
-def check_schedule(schedule: str) -> None:
+def check_schedule(raw: Any) -> str:
     """Raise ValueError, with the invalid field and the reason, unless the schedule is valid."""
-    fields = schedule.split(" ")
+    fields = (schedule := _text(raw)).split(" ")
     if len(fields) != len(_CRON_FIELDS):
         raise ValueError(f"it has {len(fields)} fields; expected 5, separated by single spaces")
     _minutes, _hours, days, months, _weekdays = (
@@ -251,6 +227,7 @@ def check_schedule(schedule: str) -> None:
     )
     if fields[4] == "*" and all(min(days) > _LAST_DAY.get(month, 31) for month in months):
         raise ValueError("no date matches it")
+    return schedule
 
 
 def _cron_values(field: str, name: str, low: int, high: int) -> set[int]:
@@ -298,10 +275,6 @@ def _shared_catalog(raw: Any) -> dict[str, str]:
     return properties
 
 
-def _lake_catalog(raw: Any) -> str | dict[str, str]:
-    return "embedded" if raw == "embedded" else _shared_catalog(raw)
-
-
 _CATALOG_EXAMPLE = '{ type = "rest", uri = "https://catalog.example" }'
 TEXT = ValueType("text in quotes", '"text"', _text)
 NON_EMPTY = ValueType("text in quotes", '"text"', _non_empty)
@@ -310,26 +283,26 @@ DURATION = ValueType("a duration in ms, s, m, h or d", '"15m"', _duration, forma
 DURATION_OR_OFF = ValueType(
     'a duration in ms, s, m, h or d, or "off"',
     '"1h"',
-    _duration_or_off,
+    lambda raw: 0.0 if raw in ("off", "0") or (type(raw) is int and raw == 0) else _duration(raw),
     lambda value: format_duration(value) if value else "off",
 )
 MOMENT = ValueType("a date or a time, or empty", '"2026-11-15T08:00:00Z"', _moment)
 PERIOD = ValueType("a daily period, or empty", '"22:00-07:00"', _period)
 SIZE = ValueType("a number of bytes", '"128MiB"', _size, format_size)
-MEMORY = ValueType("an amount of memory in k, m, g or t", '"1g"', _memory)
+MEMORY = ValueType("an amount of memory in k, m, g or t", '"1g"', _matching(r"(?i)[1-9]\d*[kmgt]"))
 LISTEN = ValueType("an address and a port", '"127.0.0.1:18521"', _listen)
 URL = ValueType("an http or https address", '"https://api.example"', _url)
 SERVER_URL = ValueType("the server's http or https address", '"https://host.example"', _server_url)
-PREFIX = ValueType("a path that starts with /", '"/v1"', _prefix)
+PREFIX = ValueType("a path that starts with /", '"/v1"', _matching("/.*"))
 NAME = ValueType("a name made of letters, digits, _ and -", '"anthropic"', _name)
 NAMES = ValueType("a list of dataset names", '["ai_gateway_messages"]', _names, list)
 SECRET_RULE_NAMES = ValueType("a list of rule names", '["password"]', _rules, list)
 PRIVACY_CLASS = one_of(*PRIVACY_CLASS_NAMES)
-SCHEDULE = ValueType("five cron fields (minute, hour, day, month, weekday; UTC)", '"*/5 * * * *"', _schedule)
+SCHEDULE = ValueType("five cron fields (minute, hour, day, month, weekday; UTC)", '"*/5 * * * *"', check_schedule)
 CATALOG = ValueType("a table with the catalog's type and uri", _CATALOG_EXAMPLE, _shared_catalog, dict)
 LAKE_CATALOG = ValueType(
     '"embedded", or a table with the catalog\'s type and uri',
     f'"embedded" or {_CATALOG_EXAMPLE}',
-    _lake_catalog,
+    lambda raw: "embedded" if raw == "embedded" else _shared_catalog(raw),
     lambda value: value if isinstance(value, str) else dict(value),
 )

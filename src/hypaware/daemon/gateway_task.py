@@ -50,20 +50,15 @@ class GatewaySettings:
     is_needed: bool
     """False if no client is enabled or attached and the config has no upstream."""
 
-    @property
-    def routing(self) -> object:
-        """A value that changes when requests would be routed differently."""
-        return self.upstreams, self.recorded
+    @classmethod
+    def read(cls, home: Home, config: Config) -> GatewaySettings:
+        recorded = tuple(name for name in BUILT_IN_CLIENTS if config.clients.get(name, ClientConfig()).enabled)
+        custom = gateway_routes.read_custom_upstreams(home)
+        is_needed = bool(recorded or config.gateway.upstreams or gateway_routes.has_attached_client(home))
+        return cls(config.gateway.listen, (*config.gateway.upstreams, *custom), recorded, is_needed)
 
     def routes(self) -> Routes:
         return Routes(self.upstreams, self.recorded)
-
-
-def read_gateway_settings(home: Home, config: Config) -> GatewaySettings:
-    recorded = tuple(name for name in BUILT_IN_CLIENTS if config.clients.get(name, ClientConfig()).enabled)
-    custom = gateway_routes.read_custom_upstreams(home)
-    is_needed = bool(recorded or config.gateway.upstreams or gateway_routes.has_attached_client(home))
-    return GatewaySettings(config.gateway.listen, (*config.gateway.upstreams, *custom), recorded, is_needed)
 
 
 @dataclass
@@ -146,7 +141,10 @@ class GatewayTask:
     async def _check(self) -> None:
         try:
             await self._apply_settings()
-            await self._prepare_fallback()
+            if self._open is not None and self._fallback_retry.is_due():
+                self._fallback_start = run_in_thread(self._start_fallback, "fallback")
+                with self._fallback_retry:
+                    await asyncio.shield(self._fallback_start)
         except HypError as error:
             self._fail(error.message)
         except Exception as error:
@@ -159,12 +157,12 @@ class GatewayTask:
 
     async def _apply_settings(self) -> None:
         config = self._config()
-        settings = await run_in_thread(lambda: read_gateway_settings(self._home, config), "attachments")
+        settings = await run_in_thread(lambda: GatewaySettings.read(self._home, config), "attachments")
         if config is not self._applied_config:
             self._writer.update_config(config)
             self._applied_config = config
         for each in self._gateways():
-            if each.settings.routing != settings.routing:
+            if (each.settings.upstreams, each.settings.recorded) != (settings.upstreams, settings.recorded):
                 each.gateway.update_routes(settings.routes())
                 each.settings = settings
                 log.info("the gateway on %s uses new routes", each.listen)
@@ -207,11 +205,10 @@ class GatewayTask:
             await gateway.start()
             host, port = claim.address
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        except FileNotFoundError as error:
+        except BaseException as error:
             claim.release()
-            raise NotReady(f"the home {self._home.root} no longer exists", kind="home_gone") from error
-        except BaseException:
-            claim.release()
+            if isinstance(error, FileNotFoundError):
+                raise NotReady(f"the home {self._home.root} no longer exists", kind="home_gone") from error
             raise
         return _RunningGateway(gateway, claim, ClientActivity(self._home, address), settings.listen, address, settings)
 
@@ -230,13 +227,6 @@ class GatewayTask:
     def _write_activity(self, gateway: _RunningGateway) -> None:
         with self._activity_lock:
             gateway.activity.write()
-
-    async def _prepare_fallback(self) -> None:
-        if self._open is None or not self._fallback_retry.is_due():
-            return
-        self._fallback_start = run_in_thread(self._start_fallback, "fallback")
-        with self._fallback_retry:
-            await asyncio.shield(self._fallback_start)
 
     def _start_fallback(self) -> None:
         """Start the fallback listener if it is not running. Runs on its own thread, since it may start a process."""

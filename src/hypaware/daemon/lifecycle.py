@@ -1,4 +1,4 @@
-"""Start and stop a home's daemon in the background.
+"""Start, stop, install and uninstall a home's daemon.
 
 A background daemon has its own session, `/` as its working directory and nothing on stdin. Its log lines go to the
 rotating log; its stdout and stderr go to `logs/daemon-start.log`, which therefore holds output from before the log was
@@ -9,6 +9,10 @@ A daemon is ready when it holds its lock and has written its status file (`run/d
 
 A daemon that a supervisor started is stopped through the supervisor, which would otherwise restart it. It is killed
 only if the user passes `--force`.
+
+An installed daemon is a user service: one service file, with which systemd or launchd starts it at login. The file
+names the interpreter and the home and holds no secret. It is replaced atomically, and only if `hyp daemon install`
+wrote it for this home; nothing else is written. Installing and uninstalling are idempotent.
 """
 
 from __future__ import annotations
@@ -17,20 +21,34 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 
 from hypaware import config as configuration
+from hypaware import faults
 from hypaware.daemon import log_file, supervisor
 from hypaware.daemon.supervisor import Notify, Supervisor, ignore_notice
-from hypaware.engine import client
+from hypaware.engine import client, launcher
 from hypaware.errors import HypError, NotReady, Retryable
 from hypaware.home import Home, daemon_process, durable_files, locks
 from hypaware.state.home_opener import read_identity
+
+_before_write = faults.crash_point(
+    "daemon.install.before-write", "the service file does not exist yet, or is the old one"
+)
+_after_write = faults.crash_point(
+    "daemon.install.after-write", "the service file is written; the supervisor has not read it"
+)
+_before_remove = faults.crash_point(
+    "daemon.uninstall.before-remove", "the service is disabled and stopped; its file exists"
+)
+_after_remove = faults.crash_point(
+    "daemon.uninstall.after-remove", "the service file is removed; the supervisor has not noticed"
+)
 
 READY_SECONDS = 15.0
 # For an installation: the machine may be busy, and a moved home takes longer to open.
@@ -53,7 +71,9 @@ def start_daemon(home: Home, wait: float = READY_SECONDS, notify: Notify = ignor
     """
     deadline = time.monotonic() + wait
     check_can_start(home)
-    with _start_lock(home, deadline):
+    while (lock := locks.try_lock(home.run / "daemon-start.lock")) is None:
+        _pause_until(home, deadline)
+    try:
         if (pid := ready_pid(home)) is not None:
             return pid
         if daemon_process.running_daemon(home) is not None:
@@ -61,6 +81,8 @@ def start_daemon(home: Home, wait: float = READY_SECONDS, notify: Notify = ignor
         if (service := find_installed_supervisor(home, notify)) is not None:
             return _start_supervised(home, service, deadline)
         return _start_detached(home, deadline)
+    finally:
+        locks.unlock(lock)
 
 
 def check_can_start(home: Home) -> None:
@@ -79,14 +101,16 @@ def ready_pid(home: Home) -> int | None:
 
 
 def _start_detached(home: Home, deadline: float) -> int:
-    process = DetachedDaemon(home)
+    log = log_file.start_log_path(home)
+    command, environment = supervisor.hyp_command("daemon", "run", "--quiet"), supervisor.background_environment(home)
+    process, log_start = launcher.start_detached(command, log, _START_LOG_BYTES, environment)
     while (pid := ready_pid(home)) is None:
-        if (reason := process.exit_reason()) is not None:
+        if (code := process.poll()) is not None:
             if daemon_process.running_daemon(home) is not None:
                 return _wait_until_ready(home, deadline)  # a daemon was started by hand at the same moment
-            raise _start_failure(
-                home, f"{reason}\n{process.output() or log_file.read_tail(log_file.log_path(home))}", _log_command(home)
-            )
+            reason = f"exit code {code}" if code >= 0 else f"signal {-code}"
+            output = log_file.read_tail(log, log_start) or log_file.read_tail(log_file.log_path(home))
+            raise _start_failure(home, f"{reason}\n{output}", _log_command(home))
         _pause_until(home, deadline)
     return pid
 
@@ -128,17 +152,6 @@ def _pause_until(home: Home, deadline: float) -> None:
 def _log_command(home: Home) -> str:
     """Return the command that shows the daemon's logs."""
     return shlex.join(["tail", "-n", "50", str(log_file.start_log_path(home)), str(log_file.log_path(home))])
-
-
-@contextmanager
-def _start_lock(home: Home, deadline: float) -> Iterator[None]:
-    path = home.run / "daemon-start.lock"
-    while (lock := locks.try_lock(path)) is None:
-        _pause_until(home, deadline)
-    try:
-        yield
-    finally:
-        locks.unlock(lock)
 
 
 def stop_daemon(home: Home, wait: float = STOP_SECONDS, *, force: bool = False, notify: Notify = ignore_notice) -> bool:
@@ -222,38 +235,129 @@ def find_installed_supervisor(home: Home, notify: Notify) -> Supervisor | None:
     return service
 
 
-class DetachedDaemon:
-    def __init__(self, home: Home) -> None:
-        """Start the process. The caller holds the start lock, so that only one process rotates the start log."""
-        log = log_file.start_log_path(home)
-        durable_files.make_dir(log.parent)
-        if log.exists() and log.stat().st_size > _START_LOG_BYTES:
-            log.replace(log.with_name(f"{log.name}.1"))
-        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._home = home
-        self._log_start = os.fstat(fd).st_size
-        try:
-            self._process = subprocess.Popen(
-                supervisor.hyp_command("daemon", "run", "--quiet"),
-                stdin=subprocess.DEVNULL,
-                stdout=fd,
-                stderr=fd,
-                cwd="/",
-                env=supervisor.background_environment(home),
-                start_new_session=True,
-            )
-        finally:
-            os.close(fd)
-        self.pid = self._process.pid
-        # Reap the process when it ends, so that a long-lived caller does not keep a zombie.
-        threading.Thread(target=self._process.wait, name="daemon reaper", daemon=True).start()
+@dataclass(frozen=True)
+class InstalledService:
+    kind: str
+    """`systemd` or `launchd`."""
+    name: str
+    path: Path
+    command: tuple[str, ...]
+    is_current: bool
+    """False if the service starts another installation, or one that no longer exists: install it again."""
 
-    def exit_reason(self) -> str | None:
-        """Return how the process ended, as text, or None while it runs."""
-        code = self._process.poll()
-        if code is None:
-            return None
-        return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
-    def output(self) -> str:
-        return log_file.read_tail(log_file.start_log_path(self._home), self._log_start)
+@dataclass(frozen=True)
+class ServicePlan:
+    """What `install` would write, and why it could not."""
+
+    path: Path
+    text: str
+    change: str
+    """`new`, `replace` or `none`."""
+    why_not: str | None
+
+
+def find_installed_service(home: Home) -> InstalledService | None:
+    """Return the installed service, read from its file alone; the supervisor is not called."""
+    service = find_supervisor(home)
+    text = read_service_file(service)
+    if text is None or (command := service.parse_command(text)) is None:
+        return None
+    return InstalledService(service.kind, service.name, service.path, command, supervisor.is_current_command(command))
+
+
+def plan_service(home: Home) -> ServicePlan:
+    """Return what `install` would write. Raise HypError if the existing file is not this home's."""
+    service = find_supervisor(home)
+    before, text = _own_file(service), service.text()
+    change = "none" if before == text else "replace" if before else "new"
+    return ServicePlan(service.path, text.decode(errors="replace"), change, service.unavailable_reason())
+
+
+def install_service(home: Home, notify: Notify = ignore_notice) -> int:
+    """Install and start the service, and return the daemon's pid. Raise NotReady if there is no working supervisor."""
+    service = find_supervisor(home)
+    before, text = _own_file(service), service.text()
+    if (why := service.unavailable_reason()) is not None:
+        command = shlex.join(supervisor.hyp_command("daemon", "start"))
+        # cron treats a bare % as the end of the command
+        cron_command = f"HYP_HOME={shlex.quote(str(home.root))} {command}".replace("%", "\\%")
+        raise NotReady(
+            f"cannot install the daemon here: {why}. Nothing was written. Start it by hand, or add this line to your "
+            f"crontab:\n@reboot {cron_command}",
+            kind="no_supervisor",
+            repair="hyp daemon start",
+        )
+    check_can_start(home)
+    durable_files.make_dir(home.logs)
+    if before != text:
+        durable_files.make_dir(service.path.parent)
+        _before_write()
+        durable_files.write_atomic(service.path, text)
+        _after_write()
+    service.enable()
+    running = service.pid()
+    started_at = daemon_process.read_daemon_status(home).get("started_at")
+    is_older = started_at is None or datetime.fromisoformat(started_at).timestamp() < service.path.stat().st_mtime
+    if running is None or running != ready_pid(home) or is_older:
+        stop_daemon(home, notify=notify)
+    return start_daemon(home, PATIENT_SECONDS, notify)
+
+
+def uninstall_service(home: Home, notify: Notify = ignore_notice) -> bool:
+    """Stop the daemon and remove its service. Return False if it was not installed."""
+    service = find_supervisor(home)
+    if _own_file(service) is None:
+        return False
+    stop_daemon(home, notify=notify)
+    if service.unavailable_reason() is None:
+        service.disable()
+    _before_remove()
+    durable_files.remove_durably(service.path)
+    _after_remove()
+    service.clean_up()
+    return True
+
+
+def started_by(home: Home, pid: int) -> str:
+    """Return what started the running daemon: `systemd`, `launchd` or `hand`."""
+    service = find_installed_supervisor(home, ignore_notice)
+    return service.kind if service is not None and service.pid() == pid else "hand"
+
+
+def service_failure(home: Home) -> str | None:
+    """Return what the supervisor reports about a daemon that failed, or None."""
+    service = find_installed_supervisor(home, ignore_notice)
+    return service.failure() if service is not None else None
+
+
+def service_hints(home: Home) -> list[str]:
+    """Return what a user may not expect of a daemon that runs as a service."""
+    messages = []
+    if find_supervisor(home).kind == "systemd":
+        linger = supervisor.run_command("loginctl", "show-user", str(os.getuid()), "--property=Linger", "--value")
+        if linger.returncode == 0 and linger.stdout.strip() != "yes":
+            messages.append("the daemon ends when you log out; run `loginctl enable-linger` to keep it running")
+    variables = sorted(
+        str(value)
+        for sink in configuration.load(home).sinks.values()
+        for key, value in sink.options.items()
+        if key.endswith("_env") and value
+    )
+    if variables:
+        messages.append(
+            f"a service does not see the variables of your shell, and the sinks need {', '.join(variables)}; "
+            "name a file in the config instead"
+        )
+    return messages
+
+
+def _own_file(service: Supervisor) -> bytes | None:
+    """Return the contents of the service file, or None. Raise HypError if we did not write it for this home."""
+    text = read_service_file(service)
+    if text is not None and service.parse_command(text) is None:
+        raise HypError(
+            f"{service.path} was not written by `hyp daemon install` for this home; move it away, then install again",
+            kind="service_not_ours",
+        )
+    return text

@@ -88,9 +88,9 @@ class RotatingLog(RotatingFileHandler):
         """Write the record, reopening a log file that was removed or moved away."""
         if self.stream is not None and not _is_open_at(Path(self.baseFilename), self.stream):
             self._discard_stream()
-        missing = self._missing
-        if missing:
-            super().emit(_gap_record(missing))
+        if missing := self._missing:
+            text = "%d log lines are missing here because they could not be written"
+            super().emit(logging.LogRecord("hypaware.daemon", logging.WARNING, __file__, 0, text, (missing,), None))
             if self._missing > missing:
                 return
             self._missing = 0
@@ -127,8 +127,3 @@ def _is_open_at(path: Path, stream: TextIOWrapper) -> bool:
         return os.path.samestat(path.stat(), os.fstat(stream.fileno()))
     except OSError:
         return False
-
-
-def _gap_record(lines: int) -> logging.LogRecord:
-    text = "%d log lines are missing here because they could not be written"
-    return logging.LogRecord("hypaware.daemon", logging.WARNING, __file__, 0, text, (lines,), None)

@@ -12,17 +12,15 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from hypaware.config import Config
-from hypaware.config.load import LiveConfig
-from hypaware.daemon.export_task import ExportTask
-from hypaware.daemon.flush_task import FlushTask
+from hypaware.config import LiveConfig
 from hypaware.daemon.gateway_task import GatewayTask
-from hypaware.daemon.import_task import ImportTask
 from hypaware.daemon.status_file import StatusFile
+from hypaware.daemon.tasks import ExportTask, FlushTask, ImportTask
 from hypaware.engine.background import PeriodicTask, TaskClock, run_periodic_task
 from hypaware.engine.launcher import Engine
 from hypaware.gateway.server import prioritize_streams
@@ -40,16 +38,12 @@ def run_daemon(home: Home, engine: Engine | None = None, clock: TaskClock | None
     """Run in the foreground until SIGTERM or SIGINT. Raise NotReady if the home's daemon is already running."""
     os.umask(0o077)
     # Until the event loop handles SIGTERM, exit cleanly on it as well.
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = LiveConfig(home, log)
     open_home(home).store.close()
     prioritize_streams()
     with Spool(home) as spool, daemon_process.hold_daemon_lock(home) as is_ours:
         asyncio.run(DaemonService(engine or Engine(home), spool, config, is_ours, clock or TaskClock()).run())
-
-
-def _exit(_number: int, _frame: object) -> None:
-    raise SystemExit(0)
 
 
 class DaemonService:
@@ -78,11 +72,8 @@ class DaemonService:
         gateway, flush = self._gateway, FlushTask(*context)
         # The first write of the status file means "ready" to other processes, so open the gateway first.
         await gateway.begin()
-        periodic: list[PeriodicTask] = [
-            flush,
-            ImportTask(*context, lambda: gateway.last_rows_at),
-            MaintenanceTask(*context),
-        ]
+        imports, maintenance = ImportTask(*context, lambda: gateway.last_rows_at), MaintenanceTask(*context)
+        periodic: tuple[PeriodicTask, ...] = (flush, imports, maintenance)
         tasks = [asyncio.create_task(gateway.run())]
         tasks += [asyncio.create_task(run_periodic_task(each, log)) for each in periodic]
         try:
@@ -116,10 +107,8 @@ class DaemonService:
             return
         config = self._live_config()
         is_forced, self._reload_requested = self._reload_requested and self._live_config.is_valid, False
-        if is_forced or config is not self._config:
-            await self._apply(config)
-
-    async def _apply(self, config: Config) -> None:
+        if not is_forced and config is self._config:
+            return
         before, self._config = self._config, config
         self._gateway.reload()
         changed = [sink for sink in self._sinks if before.sinks[sink] != config.sinks.get(sink)]

@@ -1,4 +1,4 @@
-"""Supervisors start the daemon at login and restart it when it fails: systemd or launchd behind one protocol.
+"""Supervisors start the daemon at login and restart it when it fails: systemd or launchd, with the same methods.
 
 A supervisor has one service file per home and is controlled through its own command. If that command does not work, as
 in a container or after a bare `su`, the supervisor is treated as absent.
@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from hypaware.daemon import log_file
 from hypaware.errors import Retryable
@@ -76,53 +75,6 @@ WantedBy=default.target
 """
 
 
-class Supervisor(Protocol):
-    @property
-    def kind(self) -> str:
-        """`systemd` or `launchd`."""
-
-    @property
-    def name(self) -> str:
-        """The name of this home's service."""
-
-    @property
-    def path(self) -> Path:
-        """The service file."""
-
-    def text(self) -> bytes:
-        """Return the contents that the service file should have."""
-
-    def parse_command(self, text: bytes) -> tuple[str, ...] | None:
-        """Return the command in a service file, or None if we did not write it for this home."""
-
-    def unavailable_reason(self) -> str | None:
-        """Return why the supervisor cannot be used, or None if it can."""
-
-    def enable(self) -> None:
-        """Start the daemon at every login from now on. The service file is new or changed."""
-
-    def disable(self) -> None:
-        """Stop starting the daemon at login. The daemon itself is already stopped."""
-
-    def clean_up(self) -> None:
-        """Remove the leftovers of a removed service file, even if the supervisor does not answer."""
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None:
-        """Ask the daemon to end without waiting for it; it is not restarted until `start`."""
-
-    def pid(self) -> int | None:
-        """Return the pid of the daemon that the supervisor started."""
-
-    def failure(self) -> str | None:
-        """Return how the daemon failed, or None if the supervisor knows of no failure."""
-
-    @property
-    def log_command(self) -> str:
-        """The command that shows the daemon's output."""
-
-
 def ignore_notice(_: str) -> None:
     pass
 
@@ -134,10 +86,13 @@ def service_suffix(home: Home) -> str:
     return hashlib.sha256(os.fsencode(home.root)).hexdigest()[:8]
 
 
-def run_command(*command: str) -> CommandResult:
-    """Run a command in the C locale. A missing command or a timeout counts as a failed command."""
+def run_command(*command: str, check: bool = False) -> CommandResult:
+    """Run a command in the C locale. A missing command or a timeout counts as a failed command.
+
+    With `check`, a failed command raises Retryable.
+    """
     try:
-        return subprocess.run(
+        done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -148,17 +103,13 @@ def run_command(*command: str) -> CommandResult:
             check=False,
         )
     except FileNotFoundError:
-        return subprocess.CompletedProcess(command, 127, "", f"{command[0]} is not installed")
+        done = subprocess.CompletedProcess(command, 127, "", f"{command[0]} is not installed")
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"{command[0]} does not answer")
-
-
-def require_command(*command: str) -> None:
-    """Run a command; raise Retryable if it fails."""
-    done = run_command(*command)
-    if done.returncode:
+        done = subprocess.CompletedProcess(command, 124, "", f"{command[0]} does not answer")
+    if check and done.returncode:
         reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise Retryable(f"`{' '.join(command)}` failed: {reason}", kind="supervisor_failed")
+    return done
 
 
 def hyp_command(*args: str) -> list[str]:
@@ -193,6 +144,11 @@ def folder_variables() -> dict[str, str]:
     return {name: _absolute(value) for name in FOLDER_VARIABLES if (value := os.environ.get(name))}
 
 
+def service_variables(home: Home) -> dict[str, str]:
+    """Return the variables of a service. It does not have the PATH of the user's shell, which finds Java and git."""
+    return {"HYP_HOME": str(home.root), "PATH": os.environ.get("PATH", ""), **folder_variables()}
+
+
 def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
@@ -217,17 +173,11 @@ class Launchd:
 
     def text(self) -> bytes:
         output = str(log_file.start_log_path(self._home))
-        # An agent does not have the PATH of the user's shell, which finds Java and git.
-        settings = {
-            "HYP_HOME": str(self._home.root),
-            "PATH": os.environ.get("PATH", ""),
-            **folder_variables(),
-        }
         return plistlib.dumps(
             {
                 "Label": self.name,
                 "ProgramArguments": hyp_command("daemon", "run", "--quiet"),
-                "EnvironmentVariables": settings,
+                "EnvironmentVariables": service_variables(self._home),
                 "WorkingDirectory": "/",
                 "Umask": 0o077,
                 "RunAtLoad": True,
@@ -256,24 +206,24 @@ class Launchd:
 
     def enable(self) -> None:
         """Enable the agent. launchd loads it from its folder at each login."""
-        require_command("launchctl", "enable", self._service)
+        run_command("launchctl", "enable", self._service, check=True)
 
     def disable(self) -> None:
-        self._call("bootout")
+        self.stop()
 
     def clean_up(self) -> None:
         """Do nothing: an agent that is not loaded leaves nothing behind."""
 
     def start(self) -> None:
         if self._call("print").returncode == 0:
-            require_command("launchctl", "kickstart", self._service)
+            run_command("launchctl", "kickstart", self._service, check=True)
             return
         # An agent that is still being unloaded cannot be loaded yet.
         for _ in range(_ATTEMPTS):
             if run_command("launchctl", "bootstrap", self._domain, str(self.path)).returncode == 0:
                 return
             time.sleep(_PAUSE_SECONDS)
-        require_command("launchctl", "bootstrap", self._domain, str(self.path))
+        run_command("launchctl", "bootstrap", self._domain, str(self.path), check=True)
 
     def stop(self) -> None:
         """Unload the agent. An "operation in progress" answer is not a failure."""
@@ -313,23 +263,19 @@ class Systemd:
         self.log_command = f"journalctl --user -u {self.name} -n 50"
 
     def text(self) -> bytes:
-        # A service does not have the PATH of the user's shell, which finds Java and git.
-        settings = {
-            "HYP_HOME": str(self._home.root),
-            "PATH": os.environ.get("PATH", ""),
-            **folder_variables(),
-        }
+        variables = service_variables(self._home)
         unit = _UNIT.format(
             mark=_HEADER,
             name=self.name,
             home=" ".join(str(self._home.root).split("\n")).replace("%", "%%"),
             command=" ".join(_quote(word).replace("$", "$$") for word in hyp_command("daemon", "run")),
-            environment="\n".join(f"Environment={_quote(f'{key}={value}')}" for key, value in settings.items()),
+            environment="\n".join(f"Environment={_quote(f'{key}={value}')}" for key, value in variables.items()),
             stop_seconds=KILL_AFTER_SECONDS,
         )
         return unit.encode(errors="surrogateescape")
 
     def parse_command(self, text: bytes) -> tuple[str, ...] | None:
+        """Return the command in a service file, or None if we did not write it for this home."""
         lines = text.decode(errors="surrogateescape").splitlines()
         if _HEADER not in lines or f"Environment={_quote(f'HYP_HOME={self._home.root}')}" not in lines:
             return None
@@ -340,6 +286,7 @@ class Systemd:
         return ()
 
     def unavailable_reason(self) -> str | None:
+        """Return why the supervisor cannot be used, or None if it can."""
         done = self._call("show", "--property=UnitPath")
         if done.returncode:
             return done.stderr.strip() or "systemctl --user does not answer"
@@ -348,33 +295,36 @@ class Systemd:
         return None if folder in done.stdout else f"systemd does not look for units in {folder}"
 
     def enable(self) -> None:
-        self._require("daemon-reload")
-        self._require("enable", self.name)
+        self._call("daemon-reload", check=True)
+        self._call("enable", self.name, check=True)
 
     def disable(self) -> None:
-        self._require("disable", self.name)
+        self._call("disable", self.name, check=True)
 
     def clean_up(self) -> None:
+        """Remove the leftovers of a removed service file, even if the supervisor does not answer."""
         (self.path.parent / "default.target.wants" / self.name).unlink(missing_ok=True)
         self._call("daemon-reload")
         self._call("reset-failed", self.name)
 
     def start(self) -> None:
         if self._show("LoadState") != "loaded" or self._show("NeedDaemonReload") == "yes":
-            self._require("daemon-reload")
+            self._call("daemon-reload", check=True)
         # systemd does not start a unit that failed too often before its failure count is reset.
         self._call("reset-failed", self.name)
-        self._require("start", self.name)
+        self._call("start", self.name, check=True)
 
     def stop(self) -> None:
+        """Ask the daemon to end without waiting for it; it is not restarted until `start`."""
         done = self._call("stop", "--no-block", self.name)
         if done.returncode not in (0, _NOT_LOADED):
-            self._require("stop", "--no-block", self.name)
+            self._call("stop", "--no-block", self.name, check=True)
 
     def pid(self) -> int | None:
         return int(self._show("MainPID") or 0) or None
 
     def failure(self) -> str | None:
+        """Return how the daemon failed, or None if the supervisor knows of no failure."""
         if self._show("ActiveState") != "failed" and self._show("SubState") != "auto-restart":
             return None
         journal = run_command("journalctl", "--user", "-u", self.name, "-n", "20", "--no-pager", "-o", "cat")
@@ -383,17 +333,11 @@ class Systemd:
     def _show(self, name: str) -> str:
         return self._call("show", f"--property={name}", "--value", self.name).stdout.strip()
 
-    def _call(self, *args: str) -> CommandResult:
-        return run_command("systemctl", "--user", *args)
-
-    def _require(self, *args: str) -> None:
-        require_command("systemctl", "--user", *args)
+    def _call(self, *args: str, check: bool = False) -> CommandResult:
+        return run_command("systemctl", "--user", *args, check=check)
 
 
-def is_lingering() -> bool | None:
-    """Return whether the user's services run without a login, or None if that is unknown."""
-    done = run_command("loginctl", "show-user", str(os.getuid()), "--property=Linger", "--value")
-    return done.stdout.strip() == "yes" if done.returncode == 0 else None
+Supervisor = Launchd | Systemd
 
 
 def _quote(text: str) -> str:

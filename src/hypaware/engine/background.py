@@ -1,8 +1,7 @@
 """Parts of background tasks, for the daemon and the server: a clock, backoff, threads, engine jobs, the task loop.
 
-`run_periodic_task` is the loop of every task: wait until a check is due, run it, back off after a failure.
-`run_in_thread` runs a blocking call in its own daemon thread. The event loop's executor would delay the end of the
-process: a shutdown must not hang on an engine that is just starting.
+`run_in_thread` uses its own daemon threads. The event loop's executor would delay the end of the process: a shutdown
+must not hang on an engine that is just starting.
 
 `run_cancellable_job` runs an engine job that can be cancelled at any moment, even while it is only queued. The thread
 that calls the job blocks on its connection. To cancel, another thread sends the cancel message over that connection,
@@ -92,7 +91,10 @@ async def run_periodic_task(task: PeriodicTask, log: logging.Logger, backoff: Ba
         except Exception as error:
             retry_in = backoff.failed() if isinstance(error, task.retry_on) else None
             retry = "at the next check" if retry_in is None else f"in {retry_in:.0f} s"
-            message = f"{task.name} failed: {_describe(error)}; retrying {retry}"
+            reason = error.message if isinstance(error, HypError) else str(error) or type(error).__name__
+            if isinstance(error, HypError) and error.repair:
+                reason = f"{reason} (try: {error.repair[0]})"
+            message = f"{task.name} failed: {reason}; retrying {retry}"
             if not isinstance(error, HypError | OSError):
                 log.exception("%s", message)
             elif message != last_message:
@@ -102,12 +104,6 @@ async def run_periodic_task(task: PeriodicTask, log: logging.Logger, backoff: Ba
         else:
             backoff.succeeded()
             last_message, retry_in = None, None
-
-
-def _describe(error: Exception) -> str:
-    if not isinstance(error, HypError):
-        return str(error) or type(error).__name__
-    return f"{error.message} (try: {error.repair[0]})" if error.repair else error.message
 
 
 class RetryTimer:
@@ -165,56 +161,39 @@ async def run_cancellable_job(
     engine: Engine, name: str, args: dict[str, Any], on_event: OnEvent = ignore_events
 ) -> dict[str, Any]:
     """Run the job and return its report; raise its error. `on_event` is called on the job's thread."""
-    job = _CancellableJob(engine, name, args, on_event)
-    outcome = run_in_thread(job.run, f"job {name}")
+    cancelled = threading.Event()
+    connections: list[JobConnection] = []
+
+    def run() -> dict[str, Any]:
+        request = job_request(name, args)
+        for _ in range(ATTEMPTS):
+            with launcher.ensure_engine(engine, on_event) as connection:
+                connections.append(connection)
+                # Check after adding the connection: a cancellation sets the event first, then uses the connection.
+                if not cancelled.is_set():
+                    with suppress(NotAccepted):
+                        return call_job(connection, request, on_event)
+            if cancelled.is_set():
+                raise Cancelled(f"{name} was cancelled")
+        raise Retryable(
+            f"the engine ended {ATTEMPTS} times before it accepted {name}; "
+            f"see its log {launcher.engine_log(engine.home)}",
+            kind="engine_failed",
+        )
+
+    outcome = run_in_thread(run, f"job {name}")
     # After a cancellation the job's own result is not wanted.
     outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         return await asyncio.shield(outcome)
     except asyncio.CancelledError:
-        job.cancel()
+        cancelled.set()
+        if connections:
+            with suppress(OSError):
+                connections[-1].send({"type": "cancel"})
         try:
             await asyncio.wait([outcome], timeout=CANCEL_SECONDS)
         finally:
-            job.hang_up()
+            if connections:
+                connections[-1].shut_down()
         raise
-
-
-class _CancellableJob:
-    def __init__(self, engine: Engine, name: str, args: dict[str, Any], on_event: OnEvent) -> None:
-        self._engine = engine
-        self._name = name
-        self._args = args
-        self._on_event = on_event
-        self._connection: JobConnection | None = None
-        self._cancelled = threading.Event()
-
-    def run(self) -> dict[str, Any]:
-        request = job_request(self._name, self._args)
-        for _ in range(ATTEMPTS):
-            with launcher.ensure_engine(self._engine, self._on_event) as connection:
-                self._connection = connection
-                # Check after setting the connection: `cancel` sets the event first and then uses the connection.
-                if self._cancelled.is_set():
-                    break
-                with suppress(NotAccepted):
-                    return call_job(connection, request, self._on_event)
-            if self._cancelled.is_set():
-                break
-        if self._cancelled.is_set():
-            raise Cancelled(f"{self._name} was cancelled")
-        raise Retryable(
-            f"the engine ended {ATTEMPTS} times before it accepted {self._name}; "
-            f"see its log {launcher.engine_log(self._engine.home)}",
-            kind="engine_failed",
-        )
-
-    def cancel(self) -> None:
-        self._cancelled.set()
-        if (connection := self._connection) is not None:
-            with suppress(OSError):
-                connection.send({"type": "cancel"})
-
-    def hang_up(self) -> None:
-        if (connection := self._connection) is not None:
-            connection.shut_down()

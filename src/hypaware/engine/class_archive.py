@@ -4,9 +4,7 @@ The file is `<cache>/archives/<group>-<key>.jsa`. The group identifies the Spark
 Java build and of the name, size and mtime of every jar on the class path. The JVM makes the same checks and ignores an
 archive that does not match, but a truncated archive crashes it (Java 17: SIGBUS). So `<name>.stamp` records the size
 and mtime, and a file that differs is not used. An archive is written under a temporary name, fsynced and renamed.
-A lock on `.lock` serializes builds; after a failed build, `<name>.failed` prevents background builds for a day. A new
-build removes archives of the same Spark with another key, and archives that no session has used for a month, going by
-the mtime of the stamp.
+A lock on `.lock` serializes builds; after a failed build, `<name>.failed` prevents background builds for a day.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ def archive_options(archive: Path) -> tuple[str, ...]:
     if not _is_intact(archive):
         return ()
     with suppress(OSError):
-        os.utime(_stamp_file(archive))
+        os.utime(archive.with_suffix(".stamp"))
     return ("-Xshare:auto", f"-XX:SharedArchiveFile={archive}")
 
 
@@ -71,11 +69,9 @@ def ensure_archive(cache: Path, progress: jars.Progress) -> Path | None:
 
 
 def build_in_background(cache: Path) -> None:
-    """Start a low-priority process that builds the archive, unless it exists or a build failed within the last day.
-
-    If several processes are started, one builds and the others exit at once."""
+    """Start a low-priority process that builds the archive, unless it exists or a build failed within the last day."""
     archive = _current_archive(cache)
-    if _is_intact(archive) or _failed_recently(archive):
+    if not _should_build(archive):
         return
     durable_files.make_dir(archive.parent)
     process = subprocess.Popen(
@@ -89,12 +85,12 @@ def build_in_background(cache: Path) -> None:
     threading.Thread(target=process.wait, name="archive-build", daemon=True).start()
 
 
-def run_background_build(cache: Path) -> None:
-    """Build the archive in the background process, unless another process is building it."""
+def _run_background_build(cache: Path) -> None:
+    """Build the archive, unless another process is building it."""
     os.nice(15)
     archive = _current_archive(cache)
     with suppress(BlockingIOError), locked(archive.parent / ".lock", wait=False):
-        if not _is_intact(archive) and not _failed_recently(archive):
+        if _should_build(archive):
             _build(cache, archive)
 
 
@@ -108,17 +104,17 @@ def _build(cache: Path, archive: Path) -> None:
             build = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=False)
         if build.returncode == 0 and temporary.is_file():
             durable_files.fsync_file(temporary)
-            durable_files.write_atomic(_stamp_file(archive), _fingerprint(temporary))
+            durable_files.write_atomic(archive.with_suffix(".stamp"), _fingerprint(temporary))
             durable_files.rename_durably(temporary, archive)
         else:
-            _failure_marker(archive).touch()
+            archive.with_suffix(".failed").touch()
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _is_intact(archive: Path) -> bool:
     try:
-        return _stamp_file(archive).read_bytes() == _fingerprint(archive)
+        return archive.with_suffix(".stamp").read_bytes() == _fingerprint(archive)
     except OSError:
         return False
 
@@ -128,33 +124,27 @@ def _fingerprint(archive: Path) -> bytes:
     return f"{status.st_size} {status.st_mtime_ns}\n".encode()
 
 
-def _stamp_file(archive: Path) -> Path:
-    return archive.with_suffix(".stamp")
-
-
-def _failure_marker(archive: Path) -> Path:
-    return archive.with_suffix(".failed")
-
-
-def _failed_recently(archive: Path) -> bool:
-    try:
-        return time.time() - _failure_marker(archive).stat().st_mtime < _RETRY_AFTER
-    except FileNotFoundError:
-        return False
+def _should_build(archive: Path) -> bool:
+    """Return whether a background build is needed, and none has failed within the last day."""
+    with suppress(FileNotFoundError):
+        if time.time() - archive.with_suffix(".failed").stat().st_mtime < _RETRY_AFTER:
+            return False
+    return not _is_intact(archive)
 
 
 def _sweep(archive: Path) -> None:
-    """Remove files that the next build makes obsolete. The caller must hold the lock."""
+    """Remove archives of the same Spark with another key, and those that no session has used for a month, going by
+    the mtime of the stamp. The caller must hold the lock."""
     for leftover in archive.parent.glob(".training-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     group = archive.name.split("-")[0]
     for other in archive.parent.glob("*.jsa"):
-        stamp = _stamp_file(other)
+        stamp = other.with_suffix(".stamp")
         used = stamp.stat().st_mtime if stamp.exists() else 0.0
         if other.name.startswith((".building-", f"{group}-")) or time.time() - used > _UNUSED_AFTER:
-            for path in (other, stamp, _failure_marker(other)):
+            for path in (other, stamp, other.with_suffix(".failed")):
                 path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
-    run_background_build(Path(sys.argv[1]))
+    _run_background_build(Path(sys.argv[1]))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hypaware.engine import launcher
 from hypaware.engine.jobs import OnEvent, ignore_events
 from hypaware.engine.launcher import Engine
-from hypaware.engine.protocol import HandedOver, Message, NotAccepted, call_job, is_same_version, job_request
+from hypaware.engine.protocol import HandedOver, NotAccepted, call_job, job_request
 from hypaware.errors import Cancelled, NotReady, Retryable, UsageError
 from hypaware.home import Home
 from hypaware.home.locks import is_locked, lock_holder
@@ -50,7 +50,9 @@ def run_job(
         for _ in range(ATTEMPTS):
             with suppress(NotAccepted, HandedOver):
                 if chosen == "inline":
-                    return _run_inline(engine, config, request, on_event)
+                    from hypaware.engine import inline
+
+                    return inline.run_inline(engine, config, request, on_event)
                 with launcher.ensure_engine(engine, on_event) as connection:
                     return call_job(connection, request, on_event)
     except KeyboardInterrupt:
@@ -61,8 +63,7 @@ def run_job(
 def engine_status(home: Home) -> dict[str, Any]:
     """Return `{"state": "running", pid, version, jobs, ...}` or `{"state": "stopped" | "not_answering"}`."""
     try:
-        found = launcher.connect_engine(home)
-        if found is None:
+        if (found := launcher.connect_engine(home)) is None:
             return {"state": "stopped"}
         connection, greeting = found
         with connection:
@@ -104,44 +105,28 @@ def stop_engine(home: Home) -> bool:
         elif lock_holder(home.engine_lock) != asked:
             return True
         if time.monotonic() > deadline:
-            _kill(home, asked or lock_holder(home.engine_lock))
+            pid = asked or lock_holder(home.engine_lock)
+            if pid is None:
+                raise NotReady(
+                    f"{home.engine_lock} is locked by a process that is not an engine", kind="engine_unknown"
+                )
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
     return True
-
-
-def _run_inline(engine: Engine, config: Config, request: Message, on_event: OnEvent) -> dict[str, Any]:
-    from hypaware.engine import inline
-
-    # An engine would wait forever for a lake that this process owns.
-    if not inline.owns_lake(engine.home) and (found := launcher.connect_engine(engine.home)) is not None:
-        connection, greeting = found
-        with connection:
-            if is_same_version(greeting):
-                inline.close_inline()
-                return call_job(connection, request, on_event)
-            launcher.ask_to_stop(connection)
-    return inline.run_inline(engine, config, request, on_event)
 
 
 def _request_stop(home: Home) -> int | None:
     """Ask the engine to stop and return its pid, even if it does not answer. None while it is starting or ending."""
     try:
-        found = launcher.connect_engine(home)
+        if (found := launcher.connect_engine(home)) is None:
+            return None
     except NotReady:
         return lock_holder(home.engine_lock)
-    if found is None:
-        return None
     connection, greeting = found
     with connection, suppress(ConnectionError):
         connection.send({"type": "stop", "grace": launcher.GRACE_SECONDS})
     return int(greeting["pid"])
-
-
-def _kill(home: Home, pid: int | None) -> None:
-    if pid is None:
-        raise NotReady(f"{home.engine_lock} is locked by a process that is not an engine", kind="engine_unknown")
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def _never_accepted(home: Home, job: str) -> Retryable:

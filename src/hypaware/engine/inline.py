@@ -14,13 +14,14 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypaware.engine import launcher
 from hypaware.engine.jobs import JobTable, OnEvent, load_job_table
-from hypaware.engine.lake_owner import LakeOwner, SparkHandle, make_spark_opener
+from hypaware.engine.lake_owner import LakeOwner, SparkHandle, start_spark
 from hypaware.engine.protocol import HandedOver, JobConnection, Message, call_job, is_same_version
 from hypaware.engine.server import LOG_FORMAT, JobServer, log
 from hypaware.home import Home, durable_files
@@ -37,12 +38,8 @@ class InlineEngine:
     ) -> None:
         self.home = home
         self.config = config
-        self.lake_owner = LakeOwner(
-            home,
-            open_spark or make_spark_opener(home, config.engine),
-            jobs.on_open,
-            should_yield=self._engine_is_alive,
-        )
+        open_spark = open_spark or partial(start_spark, home, config.engine)
+        self.lake_owner = LakeOwner(home, open_spark, jobs.on_open, self._is_engine_alive)
         self._server = JobServer(home, jobs, lambda: self.config, self.lake_owner, launcher.engine_log(home))
         self._log = _LogFile(home)
 
@@ -59,9 +56,8 @@ class InlineEngine:
         self.lake_owner.close()
         self._log.close()
 
-    def _engine_is_alive(self) -> bool:
-        found = launcher.connect_engine(self.home)
-        if found is None:
+    def _is_engine_alive(self) -> bool:
+        if (found := launcher.connect_engine(self.home)) is None:
             return False
         connection, greeting = found
         connection.close()
@@ -92,8 +88,17 @@ _current: InlineEngine | None = None
 
 
 def run_inline(engine: launcher.Engine, config: Config, request: Message, on_event: OnEvent) -> dict[str, Any]:
-    """Run a job. Close Spark and raise HandedOver if an engine of this home has started."""
+    """Run a job, in the engine of the home if one is running. Close Spark and raise HandedOver if one has started."""
     global _current
+    # An engine would wait forever for a lake that this process owns.
+    owns_lake = _current is not None and _current.home == engine.home and _current.lake_owner.owns_lake
+    if not owns_lake and (found := launcher.connect_engine(engine.home)) is not None:
+        connection, greeting = found
+        with connection:
+            if is_same_version(greeting):
+                close_inline()
+                return call_job(connection, request, on_event)
+            launcher.ask_to_stop(connection)
     if _current is None or _current.home != engine.home:
         close_inline()
         engine.check()
@@ -104,10 +109,6 @@ def run_inline(engine: launcher.Engine, config: Config, request: Message, on_eve
     except HandedOver:
         close_inline()
         raise
-
-
-def owns_lake(home: Home) -> bool:
-    return _current is not None and _current.home == home and _current.lake_owner.owns_lake
 
 
 def close_inline() -> None:

@@ -24,6 +24,7 @@ import tomllib
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache as once
 from importlib import resources
@@ -31,7 +32,6 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from hypaware.engine import jvm
-from hypaware.engine.jvm import spark_jars_folder
 from hypaware.errors import NotReady
 from hypaware.home import durable_files
 from hypaware.home.locks import locked
@@ -86,8 +86,7 @@ def find_installed_jars(cache: Path, jars: Sequence[Jar] | None = None) -> tuple
     """Return the installed jars, without network access. Only files changed since verification are hashed."""
     jars = locked_jars() if jars is None else jars
     where = jar_folder(cache, jars)
-    problems = _unverified(where, jars)
-    if problems:
+    if problems := _unverified(where, jars):
         raise NotReady(
             f"the engine's jars are not installed in {where} ({', '.join(problems)})",
             kind="engine_not_installed",
@@ -114,7 +113,9 @@ def install_jars(
             for jar in jars:
                 durable_files.fsync_file(staging / jar.file_name)
             shutil.rmtree(staging / ".ivy", ignore_errors=True)
-            _write_stamp(staging, jars)
+            seen = {jar.file_name: (staging / jar.file_name).stat() for jar in jars}
+            stamp = {name: [status.st_size, status.st_mtime_ns] for name, status in seen.items()}
+            durable_files.write_atomic(staging / _STAMP_NAME, json.dumps(stamp, indent=1).encode())
             if where.exists():
                 where.rename(Path(tempfile.mkdtemp(prefix=_STAGING, dir=cache / "jars")))
             durable_files.rename_durably(staging, where)
@@ -166,12 +167,6 @@ def _unverified(where: Path, jars: Sequence[Jar]) -> list[str]:
     return problems
 
 
-def _write_stamp(where: Path, jars: Sequence[Jar]) -> None:
-    seen = {jar.file_name: (where / jar.file_name).stat() for jar in jars}
-    body = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in seen.items()}
-    durable_files.write_atomic(where / _STAMP_NAME, json.dumps(body, indent=1).encode())
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -185,9 +180,24 @@ def _sweep(parent: Path) -> None:
 
 def fetch_with_ivy(jars: Sequence[Jar], into: Path, progress: Progress, *, settings: Path | None = None) -> None:
     """Download the jars into the folder `into`, under their file names, without verifying them."""
+    if set("[]()") & set(str(into)):  # they have a special meaning in Ivy patterns
+        raise NotReady(
+            f"the path of the cache folder {into} must not contain brackets",
+            kind="jars_unavailable",
+            repair="export HYP_CACHE=…",
+        )
     work = into / ".ivy"
     work.mkdir()
-    (work / "ivy.xml").write_text(_ivy_module(jars), encoding="utf-8")
+    dependencies = "".join(
+        f"<dependency org={quoteattr(jar.organisation)} name={quoteattr(jar.name)} rev={quoteattr(jar.version)} "
+        'transitive="false" conf="*->master"/>\n'
+        for jar in jars
+    )
+    (work / "ivy.xml").write_text(
+        '<ivy-module version="2.0"><info organisation="hypaware" module="engine"/>\n'
+        f"<dependencies>\n{dependencies}</dependencies></ivy-module>\n",
+        encoding="utf-8",
+    )
     user_ivy = Path.home() / ".ivy2"
     if settings is None and (user_ivy / "ivysettings.xml").is_file():
         settings = user_ivy / "ivysettings.xml"
@@ -201,7 +211,7 @@ def fetch_with_ivy(jars: Sequence[Jar], into: Path, progress: Progress, *, setti
         *(("-settings", str(settings)) if settings else ()),
         *(() if user_ivy.is_dir() else ("-cache", str(work / "cache"))),
         *("-ivy", str(work / "ivy.xml"), "-types", "jar", "-warn"),
-        *("-retrieve", f"{_require_literal(into)}/[artifact]-[revision].[ext]"),
+        *("-retrieve", f"{into}/[artifact]-[revision].[ext]"),
     ]
     for pause in (*_RETRY_DELAYS, None):
         code, output = _run_ivy(command, jars, into, progress)
@@ -219,38 +229,13 @@ def fetch_with_ivy(jars: Sequence[Jar], into: Path, progress: Progress, *, setti
     )
 
 
-def _ivy_module(jars: Sequence[Jar]) -> str:
-    dependencies = "".join(
-        f"<dependency org={quoteattr(jar.organisation)} name={quoteattr(jar.name)} rev={quoteattr(jar.version)} "
-        'transitive="false" conf="*->master"/>\n'
-        for jar in jars
-    )
-    return (
-        '<ivy-module version="2.0"><info organisation="hypaware" module="engine"/>\n'
-        f"<dependencies>\n{dependencies}</dependencies></ivy-module>\n"
-    )
-
-
 def _ivy_jar() -> Path:
-    for found in sorted(spark_jars_folder().glob("ivy-*.jar")):
+    folder = jvm.spark_jars_folder()
+    for found in sorted(folder.glob("ivy-*.jar")):
         return found
     raise NotReady(
-        f"Ivy is missing in {spark_jars_folder()}",
-        kind="pyspark_missing",
-        repair="pip install --force-reinstall pyspark",
+        f"Ivy is missing in {folder}", kind="pyspark_missing", repair="pip install --force-reinstall pyspark"
     )
-
-
-def _require_literal(path: Path) -> str:
-    """Reject a path with brackets, which have a special meaning in Ivy patterns."""
-    text = str(path)
-    if any(sign in text for sign in "[]()"):
-        raise NotReady(
-            f"the path of the cache folder {text} must not contain brackets",
-            kind="jars_unavailable",
-            repair="export HYP_CACHE=…",
-        )
-    return text
 
 
 def _run_ivy(command: Sequence[str], jars: Sequence[Jar], into: Path, progress: Progress) -> tuple[int, str]:
@@ -271,18 +256,15 @@ def _run_ivy(command: Sequence[str], jars: Sequence[Jar], into: Path, progress: 
         reader = threading.Thread(target=lambda pipe: output.append(pipe.read()), args=(process.stdout,), daemon=True)
         reader.start()
         try:
-            while True:
+            while process.poll() is None:
                 progress("downloading the engine's jars", min(_bytes_arrived(into), total), total)
-                try:
-                    code = process.wait(_POLL_SECONDS)
-                    break
-                except subprocess.TimeoutExpired:
-                    continue
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_SECONDS)
         except BaseException:
             process.kill()
             raise
         reader.join()
-    return code, "".join(output)
+    return process.returncode, "".join(output)
 
 
 def _total_size(jars: Sequence[Jar]) -> float:
@@ -291,23 +273,18 @@ def _total_size(jars: Sequence[Jar]) -> float:
 
 def _bytes_arrived(into: Path) -> float:
     """Return the bytes downloaded so far. Partial jars are in Ivy's cache as `.jar.part`."""
-    size = 0
+    size = 0.0
     for path in (into / ".ivy").rglob("*.jar*"):
-        try:
+        with suppress(FileNotFoundError):
             size += path.stat().st_size
-        except FileNotFoundError:
-            continue
-    return float(size)
+    return size
 
 
 def ivy_failure(output: str) -> str:
     """Extract the error from Ivy's output."""
+    signs = ("not found", _NO_NETWORK, "Exception", "refused", "timed out")
     lines = [line.strip(" \t:") for line in output.splitlines()]
-    errors = [
-        line
-        for line in lines
-        if any(sign in line for sign in ("not found", "UnknownHost", "Exception", "refused", "timed out"))
-    ]
+    errors = [line for line in lines if any(sign in line for sign in signs)]
     return "; ".join(dict.fromkeys(errors[:3])) or "Ivy gave no reason"
 
 

@@ -23,12 +23,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from hypaware import faults
 from hypaware.errors import ConfigError, NotReady, Retryable
@@ -41,24 +42,16 @@ OLDEST_JAVA = 17
 # Java 23 removed Subject.getSubject, which Hadoop in Spark 4.1 calls for every file system.
 NEWEST_JAVA = 22
 MAIN = "org.apache.spark.api.python.PythonGatewayServer"
+_OPEN_PACKAGES = (
+    *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util"),
+    *("java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref", "sun.nio.ch", "sun.nio.cs"),
+    *("sun.security.action", "sun.util.calendar"),
+)
 # The options of Spark's launcher (org.apache.spark.launcher.JavaModuleOptions; a test compares them), without the
 # incubating vector module, which only MLlib uses.
 MODULE_OPTIONS = (
     "-XX:+IgnoreUnrecognizedVMOptions",
-    "--add-opens=java.base/java.lang=ALL-UNNAMED",
-    "--add-opens=java.base/java.lang.invoke=ALL-UNNAMED",
-    "--add-opens=java.base/java.lang.reflect=ALL-UNNAMED",
-    "--add-opens=java.base/java.io=ALL-UNNAMED",
-    "--add-opens=java.base/java.net=ALL-UNNAMED",
-    "--add-opens=java.base/java.nio=ALL-UNNAMED",
-    "--add-opens=java.base/java.util=ALL-UNNAMED",
-    "--add-opens=java.base/java.util.concurrent=ALL-UNNAMED",
-    "--add-opens=java.base/java.util.concurrent.atomic=ALL-UNNAMED",
-    "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
-    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
-    "--add-opens=java.base/sun.nio.cs=ALL-UNNAMED",
-    "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
-    "--add-opens=java.base/sun.util.calendar=ALL-UNNAMED",
+    *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPEN_PACKAGES),
     "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
     "-Djdk.reflect.useDirectMethodHandle=false",
     "-Dio.netty.tryReflectionSetAccessible=true",
@@ -98,31 +91,20 @@ class Java:
     build: str
     """Vendor and exact build. A class archive is valid only for the build that wrote it."""
 
-    @property
-    def major(self) -> int:
-        return major_version(self.version)
-
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     """Return the first usable Java. The error names the unusable ones and the install command."""
-    unusable: list[Java] = []
+    unusable: list[str] = []
     for executable in _candidates(environment):
-        java = describe_java(executable)
-        if java is None:
+        if (java := _describe_java(executable)) is None:
             continue
-        if OLDEST_JAVA <= java.major <= NEWEST_JAVA:
+        if OLDEST_JAVA <= major_version(java.version) <= NEWEST_JAVA:
             return java
-        unusable.append(java)
-    if unusable:
-        found = ", ".join(f"{java.version} at {java.executable}" for java in unusable)
-        raise NotReady(
-            f"Spark requires Java 17 or 21, but found only {found}",
-            kind="java_unsupported",
-            repair=java_install_command(),
-        )
+        unusable.append(f"{java.version} at {java.executable}")
+    found = f"found only {', '.join(unusable)}" if unusable else "none was found in JAVA_HOME or PATH"
     raise NotReady(
-        "Spark requires Java 17 or 21, but none was found in JAVA_HOME or PATH",
-        kind="java_missing",
+        f"Spark requires Java 17 or 21, but {found}",
+        kind="java_unsupported" if unusable else "java_missing",
         repair=java_install_command(),
     )
 
@@ -132,12 +114,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
         yield Path(home).expanduser() / "bin" / "java"
     if on_path := shutil.which("java", path=environment.get("PATH", "")):
         yield Path(on_path)
-    if sys.platform == "darwin":
-        yield from _registered_on_macos()
-
-
-def _registered_on_macos() -> Iterator[Path]:
-    for wanted in ("17", "21"):
+    for wanted in ("17", "21") if sys.platform == "darwin" else ():
         asked = subprocess.run(
             ["/usr/libexec/java_home", "-F", "-v", wanted], capture_output=True, text=True, check=False
         )
@@ -145,22 +122,15 @@ def _registered_on_macos() -> Iterator[Path]:
             yield Path(asked.stdout.strip()) / "bin" / "java"
 
 
-def describe_java(executable: Path) -> Java | None:
+def _describe_java(executable: Path) -> Java | None:
     """Return the Java, or None if it does not work (on macOS /usr/bin/java may only offer an installer)."""
     executable = executable.resolve()
-    try:
+    with suppress(OSError):
         release = (executable.parent.parent / "release").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return _run_java_version(executable)
-    facts = dict(re.findall(r'^(\w+)="?(.*?)"?$', release, re.MULTILINE))
-    version = facts.get("JAVA_VERSION")
-    if not version or not executable.is_file():
-        return _run_java_version(executable)
-    runtime = facts.get("JAVA_RUNTIME_VERSION", version)
-    return Java(executable, version, f"{facts.get('IMPLEMENTOR', 'unknown')} {runtime}")
-
-
-def _run_java_version(executable: Path) -> Java | None:
+        facts = dict(re.findall(r'^(\w+)="?(.*?)"?$', release, re.MULTILINE))
+        if (version := facts.get("JAVA_VERSION")) and executable.is_file():
+            runtime = facts.get("JAVA_RUNTIME_VERSION", version)
+            return Java(executable, version, f"{facts.get('IMPLEMENTOR', 'unknown')} {runtime}")
     try:
         asked = subprocess.run(
             [executable, "-XshowSettings:properties", "-version"],
@@ -193,26 +163,18 @@ def java_install_command(system: str | None = None, os_release: Mapping[str, str
     if system == "Darwin":
         return "brew install openjdk@17 && export JAVA_HOME=$(brew --prefix openjdk@17)"
     if system == "Linux":
-        facts = _os_release() if os_release is None else os_release
-        family = {facts.get("ID", ""), *facts.get("ID_LIKE", "").split()}
+        if os_release is None:
+            os_release = {}
+            with suppress(OSError):
+                os_release = platform.freedesktop_os_release()
+        family = {os_release.get("ID", ""), *os_release.get("ID_LIKE", "").split()}
         if family & {"debian", "ubuntu"}:
-            return f"sudo apt-get install -y openjdk-{_debian_package(facts)}-jre-headless"
+            # Debian 13 has no Java 17, and Debian 12 has only 17.
+            is_new = os_release.get("ID") == "debian" and major_version(os_release.get("VERSION_ID", "")) >= 13
+            return f"sudo apt-get install -y openjdk-{21 if is_new else 17}-jre-headless"
         if family & {"fedora", "rhel", "centos"}:
             return "sudo dnf install -y java-21-openjdk-headless"
     return "Install Java 17 or 21 (any vendor) and set JAVA_HOME to it"
-
-
-def _debian_package(facts: Mapping[str, str]) -> int:
-    """Return the Java version to install: Debian 13 has no Java 17, and Debian 12 has only 17."""
-    debian_major = major_version(facts.get("VERSION_ID", ""))
-    return 21 if facts.get("ID") == "debian" and debian_major >= 13 else 17
-
-
-def _os_release() -> Mapping[str, str]:
-    try:
-        return platform.freedesktop_os_release()
-    except OSError:
-        return {}
 
 
 @cache
@@ -230,35 +192,6 @@ def build_class_path(own_jars: Sequence[Path]) -> tuple[Path, ...]:
         *own_jars,
         *(jar for jar in sorted(spark_jars_folder().glob("*.jar")) if not jar.name.startswith(_EXCLUDED_JAR)),
     )
-
-
-@dataclass(frozen=True)
-class JvmCommand:
-    """The parameters with which the JVM is started."""
-
-    java: Java
-    class_path: Sequence[Path]
-    memory: str
-    scratch: Path
-    log: Path
-    archive_options: Sequence[str] = ()
-    keep_open: Sequence[int] = ()
-    """Descriptors that the JVM keeps open for its lifetime."""
-
-    def command(self) -> list[str]:
-        logging = resources.files("hypaware.engine").joinpath("log4j2.properties")
-        return [
-            str(self.java.executable),
-            f"-Xmx{parse_heap_size(self.memory)}",
-            *_RUNTIME_OPTIONS,
-            *MODULE_OPTIONS,
-            *self.archive_options,
-            f"-Djava.io.tmpdir={self.scratch}",
-            f"-Dlog4j2.configurationFile={Path(str(logging)).as_uri()}",
-            "-cp",
-            os.pathsep.join(map(str, self.class_path)),
-            MAIN,
-        ]
 
 
 def parse_heap_size(memory: str) -> str:
@@ -293,17 +226,29 @@ class Jvm:
         deadline = time.monotonic() + _START_SECONDS
         while not self._connection.is_file():
             if not self.alive:
+                lines = self._log.read_bytes()[self._log_start :].decode(errors="replace").splitlines()
+                reason = " / ".join(line.strip() for line in lines[:3]) or f"no output in {self._log}"
                 raise Retryable(
-                    f"Spark's JVM failed to start (exit code {self._process.returncode}): {self._first_log_lines()}",
-                    kind="jvm_failed",
+                    f"Spark's JVM failed to start (exit code {self._process.returncode}): {reason}", kind="jvm_failed"
                 )
             if time.monotonic() > deadline:
                 self.kill()
                 raise Retryable(f"Spark's JVM did not start; see {self._log}", kind="jvm_failed")
             time.sleep(_POLL_SECONDS)
-        port, secret = _read_connection(self._connection.read_bytes())
+        # The file that the gateway wrote: its port, and its secret with the length before it.
+        body = self._connection.read_bytes()
         self._connection.unlink()
-        return _connect_gateway(port, secret)
+        port, length = struct.unpack(">ii", body[:8])
+        names = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": body[8 : 8 + length].decode()}
+
+        from pyspark.java_gateway import launch_gateway
+
+        os.environ.update(names)
+        try:
+            return launch_gateway()
+        finally:
+            for name in names:
+                del os.environ[name]
 
     def close(self, timeout: float = EXIT_SECONDS) -> None:
         """Ask the JVM to exit and wait. Kill it if it does not exit in time."""
@@ -313,63 +258,68 @@ class Jvm:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
-        faults.forget_child(self._process.pid)
+        else:
+            faults.forget_child(self._process.pid)
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
         faults.forget_child(self._process.pid)
 
-    def _first_log_lines(self) -> str:
-        lines = self._log.read_bytes()[self._log_start :].decode(errors="replace").splitlines()
-        return " / ".join(line.strip() for line in lines[:3]) or f"no output in {self._log}"
 
+def start_jvm(
+    java: Java,
+    class_path: Sequence[Path],
+    memory: str,
+    scratch: Path,
+    log_file: Path,
+    archive_options: Sequence[str] = (),
+    keep_open: tuple[int, ...] = (),
+) -> Jvm:
+    """Start the JVM and return at once, so that PySpark can be imported while the JVM starts.
 
-def _read_connection(body: bytes) -> tuple[int, str]:
-    """Parse the file that the gateway wrote: its port, and its secret with the length before it."""
-    port, length = struct.unpack(">ii", body[:8])
-    return port, body[8 : 8 + length].decode()
-
-
-def _connect_gateway(port: int, secret: str) -> JavaGateway:
-    from pyspark.java_gateway import launch_gateway
-
-    names = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
-    os.environ.update(names)
-    try:
-        return launch_gateway()
-    finally:
-        for name in names:
-            del os.environ[name]
-
-
-def start_jvm(launch: JvmCommand) -> Jvm:
-    """Start the JVM and return at once, so that PySpark can be imported while the JVM starts."""
-    connection = launch.scratch / "gateway"
-    with _open_log(launch.log) as log:
+    The JVM keeps the descriptors of `keep_open` open for its lifetime.
+    """
+    logging = resources.files("hypaware.engine").joinpath("log4j2.properties")
+    command = [
+        str(java.executable),
+        f"-Xmx{parse_heap_size(memory)}",
+        *_RUNTIME_OPTIONS,
+        *MODULE_OPTIONS,
+        *archive_options,
+        f"-Djava.io.tmpdir={scratch}",
+        f"-Dlog4j2.configurationFile={Path(str(logging)).as_uri()}",
+        "-cp",
+        os.pathsep.join(map(str, class_path)),
+        MAIN,
+    ]
+    connection = scratch / "gateway"
+    if log_file.exists() and log_file.stat().st_size > _LOG_LIMIT:
+        log_file.rename(log_file.with_name(f"{log_file.name}.1"))
+    fd = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "ab") as log:
         log_start = log.seek(0, os.SEEK_END)
         process = subprocess.Popen(
-            launch.command(),
+            command,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            cwd=launch.scratch,
-            env={**_environment(os.environ), "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection)},
+            cwd=scratch,
+            env={**_environment(), "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection)},
             start_new_session=True,
             umask=0o077,
-            pass_fds=tuple(launch.keep_open),
+            pass_fds=keep_open,
         )
     faults.also_kill(process.pid)
-    return Jvm(process, connection, launch.log, log_start)
+    return Jvm(process, connection, log_file, log_start)
 
 
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Return the user's environment without the settings of another Spark, and with fixed host names and user."""
-    kept = {name: value for name, value in environ.items() if not name.startswith(("SPARK_", "PYSPARK_", "HADOOP_"))}
-    kept["PYSPARK_PYTHON"] = kept["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    kept["SPARK_LOCAL_IP"] = "127.0.0.1"
-    kept["SPARK_LOCAL_HOSTNAME"] = "localhost"
-    kept["SPARK_USER"] = str(os.getuid())
+    foreign = ("SPARK_", "PYSPARK_", "HADOOP_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    kept |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    kept |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost", "SPARK_USER": str(os.getuid())}
     if "PYTHONPATH" in kept:
         # The JVM and the Python workers run in another folder.
         kept["PYTHONPATH"] = os.pathsep.join(
@@ -380,10 +330,3 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
         # Java derives the encoding of file names from the locale.
         kept["LC_ALL"] = "C.UTF-8"
     return kept
-
-
-def _open_log(path: Path) -> BinaryIO:
-    if path.exists() and path.stat().st_size > _LOG_LIMIT:
-        path.rename(path.with_name(path.name + ".1"))
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    return os.fdopen(fd, "ab")

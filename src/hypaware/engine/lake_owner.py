@@ -13,11 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from hypaware.errors import Retryable
-from hypaware.home import Home, durable_files
+from hypaware.home import Home, cache_dir, durable_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,16 +71,12 @@ class LakeOwner:
         self._opening = threading.Lock()
         self._recovering = threading.Lock()
         self._handle: SparkHandle | None = None
-        self._owns_lake = False
+        self.owns_lake = False
         self._recovered = False
 
     @property
     def jvm_pid(self) -> int | None:
         return None if self._handle is None else self._handle.jvm_pid
-
-    @property
-    def owns_lake(self) -> bool:
-        return self._owns_lake
 
     @property
     def lost(self) -> bool:
@@ -103,9 +98,9 @@ class LakeOwner:
             if self._handle is None:
                 job.progress("starting Spark")
                 self._handle = self._open_spark()
-            if not self._owns_lake:
+            if not self.owns_lake:
                 self._handle.own_lake(self._wait_for_lake(job))
-                self._owns_lake = True
+                self.owns_lake = True
                 owner = {"pid": os.getpid(), "jvm_pid": self._handle.jvm_pid}
                 durable_files.make_dir(self._home.lake_owner.parent)
                 durable_files.write_atomic(self._home.lake_owner, json.dumps(owner).encode())
@@ -134,12 +129,16 @@ class LakeOwner:
     def close(self) -> None:
         if self._handle is None:
             return
-        if self._owns_lake:
+        if self.owns_lake:
             self._home.lake_owner.unlink(missing_ok=True)
         self._handle.close()
-        if self._owns_lake:
-            _close_catalog(self._home.catalog)
-        self._handle, self._owns_lake, self._recovered = None, False, False
+        if self.owns_lake:
+            # Write back and remove the side files of the catalog, which the JVM leaves behind, because it exits without
+            # closing. Otherwise the next reader would have to write to them, which a dry run must not do.
+            catalog_uri = f"{self._home.catalog.absolute().as_uri()}?mode=rw"
+            with suppress(sqlite3.Error), closing(sqlite3.connect(catalog_uri, uri=True)) as catalog:
+                catalog.execute("SELECT 1 FROM sqlite_master").fetchone()
+        self._handle, self.owns_lake, self._recovered = None, False, False
 
     def _wait_for_lake(self, job: JobContext) -> Wait:
         noted = False
@@ -154,18 +153,12 @@ class LakeOwner:
                     raise YieldToEngine
             if seconds >= _NOTE_AFTER_SECONDS and not noted:
                 noted = True
-                job.note(f"waiting for {_describe_owner(self._home)}, which is using the lake")
+                owner = "another process"
+                with suppress(OSError, ValueError, KeyError, TypeError):
+                    owner = f"process {json.loads(self._home.lake_owner.read_bytes())['pid']}"
+                job.note(f"waiting for {owner}, which is using the lake")
 
         return wait
-
-
-def _close_catalog(path: Path) -> None:
-    """Write back and remove the side files of the catalog, which a JVM leaves behind because it exits without closing.
-
-    Otherwise the next reader would have to write to them, which a dry run must not do.
-    """
-    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as catalog:
-        catalog.execute("SELECT 1 FROM sqlite_master").fetchone()
 
 
 def engine_died() -> Retryable:
@@ -173,13 +166,6 @@ def engine_died() -> Retryable:
         "Spark's JVM died (see engine/jvm.log in the home); no acknowledged data is lost, run the command again",
         kind="engine_died",
     )
-
-
-def _describe_owner(home: Home) -> str:
-    try:
-        return f"process {json.loads(home.lake_owner.read_bytes())['pid']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
 
 
 @contextmanager
@@ -192,15 +178,11 @@ def _wait_for_lock(lock: threading.Lock, job: JobContext) -> Iterator[None]:
         lock.release()
 
 
-def make_spark_opener(home: Home, engine: EngineConfig) -> Callable[[], SparkHandle]:
-    def open_spark() -> SparkHandle:
-        from hypaware.engine import class_archive
-        from hypaware.engine.session import open_session
-        from hypaware.home import cache_dir
+def start_spark(home: Home, engine: EngineConfig) -> SparkHandle:
+    from hypaware.engine import class_archive
+    from hypaware.engine.session import open_session
 
-        opened = open_session(home, master=engine.master, memory=engine.memory)
-        # Builds a missing archive, for example after an update of Java or Spark, so that the next start is fast.
-        class_archive.build_in_background(cache_dir())
-        return opened
-
-    return open_spark
+    opened = open_session(home, master=engine.master, memory=engine.memory, secret_file=engine.secret_file)
+    # Builds a missing archive, for example after an update of Java or Spark, so that the next start is fast.
+    class_archive.build_in_background(cache_dir())
+    return opened

@@ -1,17 +1,12 @@
-"""Finds or starts the engine of a home, and waits until it answers.
-
-The engine runs detached: in its own session, with `/` as its working folder, no stdin, and stdout and stderr in
-`engine/engine.log`.
+"""Finds or starts the engine of a home, and waits until it answers. Its stdout and stderr are in `engine/engine.log`.
 
 A flock on `run/engine.lock` ensures one engine per home. The engine holds it, or a caller that is about to start the
-engine. Acquiring the lock empties the file, and the engine writes its pid to it. So, unlike a pid file, it never names
-another process while the lock is held. The caller passes the locked descriptor to the engine that it starts. So two
-engines can never start at the same time, a waiting caller notices the end of an engine as a free lock, and no leftover
-file (socket, pid file, lock file) blocks anything.
+engine and passes it the locked descriptor. Acquiring the lock empties the file, and the engine writes its pid to it. So
+two engines can never start at the same time, a waiting caller notices the end of an engine as a free lock, and no
+leftover file (socket, pid file, lock file) blocks anything.
 
-The engine that holds the home's lock creates the Unix socket. It is in the home or, if the path of the home is too long
-for a socket address, in a folder in `/tmp`. Any user can create files there, so that folder is used only if it is
-private to this user.
+The engine creates the Unix socket, in the home or, if the path of the home is too long for a socket address, in a
+folder in `/tmp`, which is used only if it is private to this user.
 
 @ref engine#jobs
 """
@@ -23,8 +18,8 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -82,47 +77,42 @@ def connect_engine(home: Home) -> tuple[JobConnection, Message] | None:
             _require_private(path.parent)
         except FileNotFoundError:
             return None
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(ANSWER_SECONDS)
-    connection = JobConnection(sock)
-    try:
-        sock.connect(str(path))
-    except (FileNotFoundError, ConnectionError, BlockingIOError):
-        connection.close()
-        return None
-    except PermissionError:
-        connection.close()
-        raise NotReady(
-            f"no permission to open the engine's socket {path}; was the engine started by another user?",
-            kind="engine_socket_unsafe",
-            repair=f"ls -l {path}",
-        ) from None
-    except BaseException:
-        connection.close()
-        raise
-    try:
-        greeting = connection.receive()
-    except TimeoutError:
-        connection.close()
-        raise NotReady(
-            f"the engine of {home.root} does not answer",
-            kind="engine_not_answering",
-            repair="hyp engine stop",
-        ) from None
-    except (OSError, ProtocolError):
-        greeting = None
-    if not isinstance(greeting, dict) or greeting["type"] != "hello":
-        connection.close()
-        return None
-    sock.settimeout(None)
-    return connection, greeting
+    with ExitStack() as on_failure:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection = on_failure.enter_context(JobConnection(sock))
+        sock.settimeout(ANSWER_SECONDS)
+        try:
+            sock.connect(str(path))
+        except (FileNotFoundError, ConnectionError, BlockingIOError):
+            return None
+        except PermissionError:
+            raise NotReady(
+                f"no permission to open the engine's socket {path}; was the engine started by another user?",
+                kind="engine_socket_unsafe",
+                repair=f"ls -l {path}",
+            ) from None
+        try:
+            greeting = connection.receive()
+        except TimeoutError:
+            raise NotReady(
+                f"the engine of {home.root} does not answer", kind="engine_not_answering", repair="hyp engine stop"
+            ) from None
+        except (OSError, ProtocolError):
+            return None
+        if not isinstance(greeting, dict) or greeting["type"] != "hello":
+            return None
+        sock.settimeout(None)
+        on_failure.pop_all()
+        return connection, greeting
 
 
 def ensure_engine(engine: Engine, on_event: OnEvent) -> JobConnection:
     """Return a connection to the engine of this home, and start one if necessary. An engine of another version is
     asked to stop."""
     home = engine.home
-    started: StartingEngine | None = None
+    log = engine_log(home)
+    started: Popen[bytes] | None = None
+    log_start = 0
     announced = False
     deadline = time.monotonic() + START_SECONDS
     while True:
@@ -132,12 +122,20 @@ def ensure_engine(engine: Engine, on_event: OnEvent) -> JobConnection:
                 return connection
             with connection:
                 ask_to_stop(connection)
-        if started is not None and started.has_exited():
-            started = None
+        if started is not None and (code := started.poll()) is not None:
+            if code != 0:
+                raise Retryable(
+                    f"the engine failed to start ({'exit code' if code > 0 else 'signal'} {abs(code)}). "
+                    f"The last lines of {log}:\n{_read_tail(log, log_start)}",
+                    kind="engine_failed",
+                )
+            started = None  # it was idle
         if started is None and not found and (lock := try_lock(home.engine_lock, with_pid=False)) is not None:
             try:
                 engine.check()
-                started = _start_process(engine, lock)
+                command = [sys.executable, "-P", "-m", "hypaware.engine.process", "--home", str(home.root)]
+                command += ["--jobs", engine.jobs, "--lock-fd", str(lock)]
+                started, log_start = start_detached(command, log, LOG_LIMIT, _environment(home), (lock,))
             finally:
                 os.close(lock)
         if not announced:
@@ -145,7 +143,7 @@ def ensure_engine(engine: Engine, on_event: OnEvent) -> JobConnection:
             on_event({"event": "progress", "message": "starting the engine", "done": None, "total": None})
         if time.monotonic() > deadline:
             raise Retryable(
-                f"the engine of {home.root} does not answer and does not end; see {engine_log(home)}",
+                f"the engine of {home.root} does not answer and does not end; see {log}",
                 kind="engine_not_answering",
                 repair="hyp engine stop",
             )
@@ -158,62 +156,44 @@ def ask_to_stop(connection: JobConnection) -> None:
         connection.send({"type": "stop", "grace": None})
 
 
-class StartingEngine:
-    """An engine that is starting. Its exit must be noticed at once, although it runs detached."""
+def start_detached(
+    command: list[str], log: Path, log_limit: int, environment: Mapping[str, str], pass_fds: tuple[int, ...] = ()
+) -> tuple[Popen[bytes], int]:
+    """Start a process in its own session, in `/`, without stdin. Return it and the offset of its output in `log`.
 
-    def __init__(self, process: Popen[bytes], log: Path, log_start: int) -> None:
-        self._process = process
-        self._log = log
-        self._log_start = log_start
-
-    def has_exited(self) -> bool:
-        """Return whether the engine has exited normally (it was idle). Raise Retryable if it failed."""
-        code = self._process.poll()
-        if code is None:
-            return False
-        if code == 0:
-            return True
-        ending = f"exit code {code}" if code > 0 else f"signal {-code}"
-        raise Retryable(
-            f"the engine failed to start ({ending}). The last lines of {self._log}:\n{self._tail()}",
-            kind="engine_failed",
-        )
-
-    def _tail(self) -> str:
-        with self._log.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, size - _LOG_TAIL_BYTES))
-            return log.read().decode(errors="replace").strip() or "(empty)"
-
-
-def _start_process(engine: Engine, lock: int) -> StartingEngine:
+    The caller must hold the lock of the process, so that nobody writes to the log, which is rotated at `log_limit`.
+    """
     import subprocess
     import threading
 
-    log = engine_log(engine.home)
     durable_files.make_dir(log.parent)
-    # No engine is writing to the log, because this process holds the engine lock.
-    if log.exists() and log.stat().st_size > LOG_LIMIT:
+    if log.exists() and log.stat().st_size > log_limit:
         log.replace(log.with_name(f"{log.name}.1"))
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    log_start = os.fstat(fd).st_size
     try:
-        command = [sys.executable, "-P", "-m", "hypaware.engine.process", "--home", str(engine.home.root)]
+        log_start = os.fstat(fd).st_size
         process = subprocess.Popen(
-            [*command, "--jobs", engine.jobs, "--lock-fd", str(lock)],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=fd,
             stderr=fd,
             cwd="/",
-            env=_environment(engine.home),
-            pass_fds=(lock,),
+            env=environment,
+            pass_fds=pass_fds,
             start_new_session=True,
         )
     finally:
         os.close(fd)
-    # A long-running caller (the daemon) must not leave the exited engine as a zombie process.
-    threading.Thread(target=process.wait, name="engine reaper", daemon=True).start()
-    return StartingEngine(process, log, log_start)
+    # A long-running caller must not leave the exited process as a zombie.
+    threading.Thread(target=process.wait, name="reaper", daemon=True).start()
+    return process, log_start
+
+
+def _read_tail(path: Path, start: int) -> str:
+    with path.open("rb") as log:
+        size = log.seek(0, os.SEEK_END)
+        log.seek(max(start, size - _LOG_TAIL_BYTES))
+        return log.read().decode(errors="replace").strip() or "(empty)"
 
 
 def _environment(home: Home) -> dict[str, str]:
@@ -226,17 +206,20 @@ def _environment(home: Home) -> dict[str, str]:
 def listen_on_socket(home: Home) -> socket.socket:
     """Create the socket. The caller must hold the home's lock, so an existing socket is that of a dead engine."""
     path = home.engine_socket
-    _make_folder(home, path.parent)
+    if _in_home(home):
+        durable_files.make_dir(path.parent)
+    else:
+        with suppress(FileExistsError):
+            path.parent.mkdir(mode=0o700)
+        _require_private(path.parent)
     path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with ExitStack() as on_failure:
+        listener = on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen(_BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+        on_failure.pop_all()
+        return listener
 
 
 def remove_socket(home: Home) -> None:
@@ -248,16 +231,6 @@ def remove_socket(home: Home) -> None:
 
 def _in_home(home: Home) -> bool:
     return home.engine_socket.parent == home.engine
-
-
-def _make_folder(home: Home, folder: Path) -> None:
-    if _in_home(home):
-        durable_files.make_dir(folder)
-        return
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        _require_private(folder)
 
 
 def _require_private(folder: Path) -> None:

@@ -15,12 +15,13 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from hypaware import telemetry
 from hypaware.engine.jobs import JOBS_MODULE, load_job_table
-from hypaware.engine.lake_owner import LakeOwner, make_spark_opener
+from hypaware.engine.lake_owner import LakeOwner, start_spark
 from hypaware.engine.launcher import GRACE_SECONDS, engine_log, engine_pid_file, listen_on_socket, remove_socket
 from hypaware.engine.server import LOG_FORMAT, JobServer, log
 from hypaware.errors import HypError
@@ -31,7 +32,11 @@ _POLL_SECONDS = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _arguments(argv)
+    parser = argparse.ArgumentParser(prog="hypaware.engine.process", description="Run the Spark engine of a home.")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--jobs", default=JOBS_MODULE, help="module that provides the jobs")
+    parser.add_argument("--lock-fd", type=int, help="descriptor of the home's lock, inherited from the parent process")
+    args = parser.parse_args(argv)
     home = Home(args.home)
     os.umask(0o077)
     if args.lock_fd is None:
@@ -59,20 +64,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve_jobs(home: Home, lock: int, jobs_module: str, stopper: Stopper) -> None:
-    from hypaware.config.load import CurrentConfig
+    from hypaware.config import CurrentConfig
 
     config = CurrentConfig(home)
     engine = config().engine
     jobs = load_job_table(jobs_module)
-    lake_owner = LakeOwner(home, make_spark_opener(home, engine), jobs.on_open)
+    lake_owner = LakeOwner(home, partial(start_spark, home, engine), jobs.on_open)
     server = JobServer(home, jobs, config, lake_owner, engine_log(home), stopper.stop)
     listener = listen_on_socket(home)
     try:
         engine_pid_file(home).write_text(f"{os.getpid()}\n")
         log.info("the engine of %s is listening on %s", home.root, home.engine_socket)
-        grace = _accept_until_end(
-            listener, server, stopper, engine.idle_timeout, lambda: is_file_at(home.engine_lock, lock)
-        )
+        grace = _accept_until_end(listener, server, stopper, engine.idle_timeout, lock)
     finally:
         listener.close()
         # A new home at the same path may have its own engine.
@@ -84,11 +87,7 @@ def serve_jobs(home: Home, lock: int, jobs_module: str, stopper: Stopper) -> Non
 
 
 def _accept_until_end(
-    listener: socket.socket,
-    server: JobServer,
-    stopper: Stopper,
-    idle_timeout: float,
-    is_home_unchanged: Callable[[], bool],
+    listener: socket.socket, server: JobServer, stopper: Stopper, idle_timeout: float, lock: int
 ) -> float | None:
     """Serve connections until the engine must end. Return the grace period for running jobs (None: unlimited)."""
     while True:
@@ -99,7 +98,7 @@ def _accept_until_end(
         if listener.fileno() in ready:
             sock, _ = listener.accept()
             server.attach(sock)
-        if not is_home_unchanged():
+        if not is_file_at(server.home.engine_lock, lock):
             log.warning("the home was removed or replaced")
             return 0.0
         if server.lake_owner.lost:
@@ -123,14 +122,6 @@ class Stopper:
     def stop(self, grace: float | None) -> None:
         self.grace = grace
         os.write(self._waker, b"\0")
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="hypaware.engine.process", description="Run the Spark engine of a home.")
-    parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--jobs", default=JOBS_MODULE, help="module that provides the jobs")
-    parser.add_argument("--lock-fd", type=int, help="descriptor of the home's lock, inherited from the parent process")
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
 from typing import Any, Final
 
 from hypaware import __version__, errors, telemetry
-from hypaware.engine.jobs import Event, OnEvent
+from hypaware.engine.jobs import OnEvent
 from hypaware.errors import Cancelled, Retryable
 
 PROTOCOL: Final = 1
@@ -90,15 +89,22 @@ class JobConnection:
             return None
         payload = bytes(memoryview(self._received)[_HEADER.size : _HEADER.size + length])
         del self._received[: _HEADER.size + length]
-        return payload if kind == _BYTES else _decode_message(payload)
+        if kind == _BYTES:
+            return payload
+        try:
+            message = json.loads(payload)
+        except ValueError as error:
+            raise ProtocolError(f"a message that is not JSON: {error}") from None
+        if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+            raise ProtocolError("a message without a type")
+        return message
 
     def _fill(self, size: int, wait: Callable[[], None]) -> bool:
         while len(self._received) < size:
             wait()
-            try:
+            data = b""
+            with suppress(ConnectionError):
                 data = self.socket.recv(_RECEIVE)
-            except ConnectionError:
-                return False
             if not data:
                 return False
             self._received += data
@@ -127,16 +133,6 @@ def encode_frame(message: Message) -> bytes:
     return _HEADER.pack(_JSON, len(payload)) + payload
 
 
-def _decode_message(payload: bytes) -> Message:
-    try:
-        message = json.loads(payload)
-    except ValueError as error:
-        raise ProtocolError(f"a message that is not JSON: {error}") from None
-    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise ProtocolError("a message without a type")
-    return message
-
-
 def hello_message(pid: int) -> Message:
     return {"type": "hello", "protocol": PROTOCOL, "version": __version__, "pid": pid}
 
@@ -152,7 +148,7 @@ def encode_error(error: errors.HypError) -> Message:
 
 def decode_error(message: Message) -> errors.HypError:
     """Return the error that the job raised, as its class or the nearest base class in `hypaware.errors`."""
-    error_class = getattr(errors, str(message.get("class")), errors.HypError)
+    error_class = getattr(errors, str(message.get("class")), None)
     if not (isinstance(error_class, type) and issubclass(error_class, errors.HypError)):
         error_class = errors.HypError
     if error_class is errors.Cancelled:
@@ -190,18 +186,20 @@ def call_job(connection: JobConnection, request: Message, on_event: OnEvent) -> 
         accepted = False
         while True:
             try:
-                message = _next(connection, interrupts)
-            except KeyboardInterrupt:
+                message = connection.receive(lambda: interrupts.wait(connection.socket))
+                if isinstance(message, bytes):
+                    with interrupts.immediately():
+                        on_event(message)
+                    continue
+                if message and message["type"] in ("progress", "note"):
+                    with interrupts.immediately():
+                        on_event({"event": message.pop("type"), **message})
+                    continue
+            except ProtocolError:
+                message = None
+            except BaseException:
                 _cancel(connection, interrupts)
                 raise
-            if isinstance(message, bytes) or (message and message["type"] in ("progress", "note")):
-                try:
-                    with interrupts.immediately():
-                        on_event(_event(message))
-                except BaseException:
-                    _cancel(connection, interrupts)
-                    raise
-                continue
             match message or {}:
                 case {"type": "accepted"}:
                     accepted = True
@@ -220,35 +218,21 @@ def call_job(connection: JobConnection, request: Message, on_event: OnEvent) -> 
                     )
 
 
-def _next(connection: JobConnection, interrupts: _Interrupts, deadline: float | None = None) -> Message | bytes | None:
-    try:
-        return connection.receive(lambda: interrupts.wait(connection.socket, deadline))
-    except ProtocolError:
-        return None
-
-
-def _event(message: Message | bytes) -> Event:
-    if isinstance(message, bytes):
-        return message
-    return {"event": message["type"], **{name: value for name, value in message.items() if name != "type"}}
-
-
 def _cancel(connection: JobConnection, interrupts: _Interrupts) -> None:
     """Cancel the job. Keep reading, so that a job that is blocked while sending can end, and ignore the rest."""
     deadline = time.monotonic() + CALLER_CANCEL_SECONDS
     try:
         connection.send({"type": "cancel"})
         while True:
-            match _next(connection, interrupts, deadline):
+            match connection.receive(lambda: interrupts.wait(connection.socket, deadline)):
                 case None | {"type": "result" | "error" | "refused" | "handover"}:
                     return
-    except (ConnectionError, TimeoutError):
+    except (ConnectionError, TimeoutError, ProtocolError):
         return
 
 
 class _Interrupts:
-    """Handles Ctrl-C during a call, which then raises Cancelled. Ctrl-C has no effect on a call outside the main
-    thread, or if SIGINT is ignored."""
+    """Turns Ctrl-C during a call into Cancelled, unless SIGINT is ignored or the call is outside the main thread."""
 
     def __init__(self, job: str) -> None:
         self._job = job
@@ -261,12 +245,10 @@ class _Interrupts:
         if on_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             self._pipe = os.pipe()
             os.set_blocking(self._pipe[0], False)
-            self._previous_handler = signal.signal(signal.SIGINT, self._interrupted)
+            self._previous_handler = signal.signal(signal.SIGINT, lambda *_: self._interrupted())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._pipe is not None:
             signal.signal(signal.SIGINT, self._previous_handler)
             for end in self._pipe:
@@ -274,7 +256,7 @@ class _Interrupts:
         if isinstance(error, KeyboardInterrupt):
             raise Cancelled(f"{self._job} was cancelled") from None
 
-    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+    def _interrupted(self) -> None:
         if self._immediate:
             raise KeyboardInterrupt
         assert self._pipe is not None
@@ -289,7 +271,7 @@ class _Interrupts:
         finally:
             self._immediate = False
 
-    def wait(self, sock: socket.socket, deadline: float | None) -> None:
+    def wait(self, sock: socket.socket, deadline: float | None = None) -> None:
         """Wait until the socket is readable. Raise KeyboardInterrupt on Ctrl-C, or TimeoutError at the deadline."""
         poll = select.poll()
         poll.register(sock, select.POLLIN)
@@ -301,10 +283,7 @@ class _Interrupts:
         self._raise_pending()
 
     def _raise_pending(self) -> None:
-        if self._pipe is None:
-            return
-        try:
-            os.read(self._pipe[0], 1)
-        except BlockingIOError:
-            return
-        raise KeyboardInterrupt
+        if self._pipe is not None:
+            with suppress(BlockingIOError):
+                os.read(self._pipe[0], 1)
+                raise KeyboardInterrupt

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypaware import __version__, faults, telemetry
-from hypaware.engine.jobs import Job, JobContext, JobTable
+from hypaware.engine.jobs import Job, JobTable
 from hypaware.engine.lake_owner import LakeOwner, YieldToEngine, engine_died
 from hypaware.engine.protocol import JobConnection, Message, ProtocolError, encode_error, encode_frame, hello_message
 from hypaware.errors import Cancelled, HypError, NotReady
@@ -40,17 +40,62 @@ _FIRST_JOB_SECONDS = 10.0
 _JSON_SCALARS = (str, int, float, bool, type(None))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class JobRun:
-    """One job that is running."""
+    """One job that is running, and its `JobContext`. If the caller disconnects, the job is cancelled."""
 
     id: str
     name: str
     connection: JobConnection
+    home: Home
+    lake_owner: LakeOwner
+    config: Config = field(init=False)
     began: float = field(default_factory=time.monotonic)
     cancelled: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
     """Set when only the result remains to be sent."""
+    _spark: SparkSession | None = None
+
+    @property
+    def spark(self) -> SparkSession:
+        if self._spark is None:
+            _require_embedded_lake(self.config.lake)
+            self._spark = self.lake_owner.spark(self)
+            try:
+                # The job group applies to this thread, which py4j pins to a thread of the JVM.
+                self._spark.sparkContext.setJobGroup(self.id, self.name)
+                self.lake_owner.activate_session()
+                self.check_cancelled()
+                self.lake_owner.recover(self)
+            except BaseException:
+                self._spark = None
+                raise
+        return self._spark
+
+    def progress(self, message: str, done: float | None = None, total: float | None = None, **facts: object) -> None:
+        fields = {name: fact if isinstance(fact, _JSON_SCALARS) else str(fact) for name, fact in facts.items()}
+        self._send({"type": "progress", "message": message, "done": done, "total": total, **fields})
+
+    def emit(self, chunk: bytes) -> None:
+        self._send(chunk)
+
+    def note(self, message: str) -> None:
+        self._send({"type": "note", "message": message})
+
+    def check_cancelled(self) -> None:
+        if self.cancelled.is_set():
+            raise Cancelled(f"{self.name} was cancelled")
+
+    def _send(self, message: Message | bytes) -> None:
+        self.check_cancelled()
+        try:
+            if isinstance(message, dict):
+                self.connection.send(message)
+            else:
+                self.connection.send_bytes(message)
+        except OSError:
+            self.cancelled.set()
+            self.check_cancelled()
 
 
 class JobServer:
@@ -158,7 +203,7 @@ class JobServer:
             connection.close()
 
     def _accept(self, connection: JobConnection, request: Message) -> JobRun | None:
-        run = JobRun(secrets.token_hex(6), str(request.get("job")), connection)
+        run = JobRun(secrets.token_hex(6), str(request.get("job")), connection, self.home, self.lake_owner)
         with self._changed:
             if self._ending:
                 connection.send({"type": "refused"})
@@ -178,11 +223,11 @@ class JobServer:
             try:
                 crash_at = request.get("crash_at")
                 with faults.arm(crash_at), telemetry.use_run_id(request.get("run_id")):
-                    context = JobRunContext(run, self.home, self._config(), self.lake_owner)
+                    run.config = self._config()
                     job = _BUILT_IN_JOBS.get(run.name) or self._jobs.resolve(run.name)
                     if crash_at:
                         faults.check_spec(crash_at)
-                    result = job(context, request.get("args") or {})
+                    result = job(run, request.get("args") or {})
                 outcome = encode_frame({"type": "result", "result": result})
             except YieldToEngine:
                 outcome = encode_frame({"type": "handover"})
@@ -224,58 +269,6 @@ class JobServer:
             self._changed.notify_all()
 
 
-class JobRunContext:
-    """The `JobContext` of one run. If the caller disconnects, the job is cancelled."""
-
-    def __init__(self, run: JobRun, home: Home, config: Config, lake_owner: LakeOwner) -> None:
-        self.home = home
-        self.config = config
-        self._run = run
-        self._lake_owner = lake_owner
-        self._spark: SparkSession | None = None
-
-    @property
-    def spark(self) -> SparkSession:
-        if self._spark is None:
-            _require_embedded_lake(self.config.lake)
-            self._spark = self._lake_owner.spark(self)
-            try:
-                # The job group applies to this thread, which py4j pins to a thread of the JVM.
-                self._spark.sparkContext.setJobGroup(self._run.id, self._run.name)
-                self._lake_owner.activate_session()
-                self.check_cancelled()
-                self._lake_owner.recover(self)
-            except BaseException:
-                self._spark = None
-                raise
-        return self._spark
-
-    def progress(self, message: str, done: float | None = None, total: float | None = None, **facts: object) -> None:
-        fields = {name: fact if isinstance(fact, _JSON_SCALARS) else str(fact) for name, fact in facts.items()}
-        self._send({"type": "progress", "message": message, "done": done, "total": total, **fields})
-
-    def emit(self, chunk: bytes) -> None:
-        self._send(chunk)
-
-    def note(self, message: str) -> None:
-        self._send({"type": "note", "message": message})
-
-    def check_cancelled(self) -> None:
-        if self._run.cancelled.is_set():
-            raise Cancelled(f"{self._run.name} was cancelled")
-
-    def _send(self, message: Message | bytes) -> None:
-        self.check_cancelled()
-        try:
-            if isinstance(message, dict):
-                self._run.connection.send(message)
-            else:
-                self._run.connection.send_bytes(message)
-        except OSError:
-            self._run.cancelled.set()
-            self.check_cancelled()
-
-
 def _require_embedded_lake(lake: LakeConfig) -> None:
     """Reject unsupported settings instead of ignoring them, so that rows are never stored in an unexpected place."""
     for name, value, supported in (("catalog", lake.catalog, "embedded"), ("warehouse", lake.warehouse, "")):
@@ -288,13 +281,8 @@ def _require_embedded_lake(lake: LakeConfig) -> None:
             )
 
 
-def _ping(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    return {"pid": os.getpid()}
-
-
-def _warm(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """Open Spark and the lake, so that the next job starts fast."""
-    return {"pid": os.getpid(), "spark": context.spark.version}
-
-
-_BUILT_IN_JOBS: dict[str, Job] = {"ping": _ping, "warm": _warm}
+_BUILT_IN_JOBS: dict[str, Job] = {
+    "ping": lambda context, args: {"pid": os.getpid()},
+    # Opens Spark and the lake, so that the next job starts fast.
+    "warm": lambda context, args: {"pid": os.getpid(), "spark": context.spark.version},
+}

@@ -4,6 +4,10 @@ If `engine.master` is a cluster, the jobs are the same. Executors fetch the jars
 with hypaware, and the home, must be available on the executors under the same paths: tasks write data files, and the
 driver fsyncs and commits them.
 
+Spark's ports accept only connections that prove a secret, so that other users of the machine cannot read rows or send
+objects. Spark generates a new secret in each JVM, which never leaves its memory. A standalone cluster has one secret for
+its master, workers and drivers, which `engine.secret_file` names; a cluster without one is used without authentication.
+
 The temporary files of a session are in `<home>/engine/tmp/spark-*`. The folder is locked (flock) through a descriptor
 that this process and its JVM share, so it stays locked while either of them runs. The next session removes folders that
 are not locked.
@@ -21,24 +25,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
 from hypaware.engine import class_archive, jars, jobs, jvm
-from hypaware.engine.jvm import EXIT_SECONDS, Jvm, JvmCommand, start_jvm
+from hypaware.engine.jvm import EXIT_SECONDS, Jvm, start_jvm
 from hypaware.errors import HypError, NotReady
 from hypaware.home import Home, cache_dir, durable_files
 from hypaware.home.locks import lock_fd
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JVMView
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 
@@ -92,6 +95,7 @@ def open_session(
     *,
     master: str = "local[*]",
     memory: str = "1g",
+    secret_file: str = "",
     cache: Path | None = None,
     extra: Mapping[str, str] | None = None,
     app_name: str = "hypaware",
@@ -101,13 +105,15 @@ def open_session(
 
     `extra` holds further Spark settings; `archive_options` replaces the options that use the class archive.
     """
-    if _has_session():
+    with jobs.import_lock:
+        loaded = sys.modules.get("pyspark")
+    if loaded is not None and loaded.SparkContext._active_spark_context is not None:
         raise RuntimeError("this process already has a Spark session; PySpark supports only one for each process")
     cache = cache_dir() if cache is None else cache
     home = Home(home.root.absolute())
     java_found = jvm.find_java()
     own_jars = jars.find_installed_jars(cache)
-    master_settings = cluster_settings(master, own_jars, memory)
+    master_settings = _cluster_settings(home, master, own_jars, memory, secret_file)
     class_path = jvm.build_class_path(own_jars)
     if archive_options is None:
         archive_options = class_archive.archive_options(class_archive.locate_archive(cache, java_found, class_path))
@@ -115,15 +121,7 @@ def open_session(
         durable_files.make_dir(folder)
     scratch = ScratchFolder.create(home.engine / "tmp")
     process = start_jvm(
-        JvmCommand(
-            java=java_found,
-            class_path=class_path,
-            memory=memory,
-            scratch=scratch.path,
-            log=home.engine / "jvm.log",
-            archive_options=archive_options,
-            keep_open=(scratch.fd,),
-        )
+        java_found, class_path, memory, scratch.path, home.engine / "jvm.log", archive_options, keep_open=(scratch.fd,)
     )
     settings = {
         **session_settings(home, scratch.path),
@@ -133,8 +131,12 @@ def open_session(
         **(extra or {}),
     }
     try:
-        with reporting_master(master):
+        try:
             spark = _connect(process, settings)
+        except (Py4JError, OSError) as error:
+            if _is_local(master):
+                raise
+            raise _unreachable(master, error) from error
     except BaseException:
         process.kill()
         _reset_pyspark(alive=False)
@@ -165,6 +167,7 @@ def session_settings(home: Home, scratch: Path) -> dict[str, str]:
         "spark.hadoop.fs.permissions.umask-mode": "077",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        "spark.authenticate": "true",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # Retained even without a UI; by default a hundred thousand tasks.
@@ -185,36 +188,20 @@ def _connect(process: Jvm, settings: Mapping[str, str]) -> SparkSession:
     conf = SparkConf(_jvm=gateway.jvm)
     for key, value in settings.items():
         conf.set(key, value)
-    with _keep_sigint_handler():
-        context = SparkContext(conf=conf, gateway=gateway)
-    context.pythonExec = sys.executable
-    _disable_checksum_files(context)
-    return SparkSession(context)
-
-
-@contextmanager
-def _keep_sigint_handler() -> Iterator[None]:
-    """Restore the SIGINT handler, which PySpark's context replaces in the main thread."""
-    previous = signal.getsignal(signal.SIGINT)
+    # PySpark's context replaces the SIGINT handler in the main thread.
+    sigint_handler = signal.getsignal(signal.SIGINT)
     try:
-        yield
+        context = SparkContext(conf=conf, gateway=gateway)
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, previous)
-
-
-def _disable_checksum_files(context: SparkContext) -> None:
-    """Disable Hadoop's `.crc` files for local files. They are not fsynced, so after a power cut a stale one makes an
-    intact file unreadable. Parquet and Avro have their own checksums. The JVM caches one local file system."""
+            signal.signal(signal.SIGINT, sigint_handler)
+    context.pythonExec = sys.executable
+    # Disable Hadoop's `.crc` files for local files. They are not fsynced, so after a power cut a stale one makes an
+    # intact file unreadable. Parquet and Avro have their own checksums. The JVM caches one local file system.
     local = context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
     local.setWriteChecksum(False)
     local.setVerifyChecksum(False)
-
-
-def _has_session() -> bool:
-    with jobs.import_lock:
-        loaded = sys.modules.get("pyspark")
-    return loaded is not None and loaded.SparkContext._active_spark_context is not None
+    return SparkSession(context)
 
 
 def _reset_pyspark(alive: bool) -> None:
@@ -233,46 +220,59 @@ def _reset_pyspark(alive: bool) -> None:
     SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-def is_local(master: str) -> bool:
+def _is_local(master: str) -> bool:
     return master.startswith("local")
 
 
-def cluster_settings(master: str, jars: Sequence[Path], memory: str) -> dict[str, str]:
-    if is_local(master):
+def _cluster_settings(
+    home: Home, master: str, jars: Sequence[Path], memory: str, secret_file: str
+) -> dict[str, str]:
+    """Return the settings of a cluster, with this machine's address on the network of the master, for the executors.
+
+    Fails early if the master does not answer, because Spark would retry for a minute and then end the JVM.
+    """
+    if _is_local(master):
         return {}
-    here = _address_towards(master)
+    url = urlsplit(master.partition(",")[0])
+    security: dict[str, str] = {}
+    if url.scheme != _STANDALONE or not url.hostname:
+        here = socket.getfqdn()
+    else:
+        security = _cluster_security(home, secret_file)
+        try:
+            with socket.create_connection((url.hostname, url.port or _MASTER_PORT), timeout=_CONNECT_SECONDS) as sock:
+                here = str(sock.getsockname()[0])
+        except (OSError, ValueError) as error:
+            raise _unreachable(master, error) from error
     return {
         "spark.jars": ",".join(jar.as_uri() for jar in jars),
         "spark.executor.memory": memory,
         "spark.driver.host": here,
         "spark.driver.bindAddress": here,
+        **security,
     }
 
 
-def _address_towards(master: str) -> str:
-    """Return this machine's address on the network of the master, for executors to connect to.
-
-    Fails early if the master does not answer, because Spark would retry for a minute and then end the JVM.
-    """
-    url = urlsplit(master.partition(",")[0])
-    if url.scheme != _STANDALONE or not url.hostname:
-        return socket.getfqdn()
+def _cluster_security(home: Home, secret_file: str) -> dict[str, str]:
+    """Return the settings for the secret of a standalone cluster, which encrypt the traffic too."""
+    if not secret_file:
+        return {"spark.authenticate": "false"}
+    path = home.root / Path(secret_file).expanduser()
     try:
-        with socket.create_connection((url.hostname, url.port or _MASTER_PORT), timeout=_CONNECT_SECONDS) as sock:
-            return str(sock.getsockname()[0])
-    except (OSError, ValueError) as error:
-        raise _unreachable(master, error) from error
+        secret = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unusable_secret(f"cannot read {path}: {error}") from None
+    if not secret:
+        raise _unusable_secret(f"{path} is empty")
+    return {"spark.authenticate.secret": secret, "spark.network.crypto.enabled": "true"}
 
 
-@contextmanager
-def reporting_master(master: str) -> Iterator[None]:
-    """Raise NotReady, which names the master, if the master cannot be used."""
-    try:
-        yield
-    except (Py4JError, OSError) as error:
-        if is_local(master):
-            raise
-        raise _unreachable(master, error) from error
+def _unusable_secret(reason: str) -> NotReady:
+    return NotReady(
+        f"the secret of the Spark cluster (engine.secret_file) cannot be used: {reason}",
+        kind="cluster_secret",
+        repair="hyp config set engine.secret_file <file with the cluster's spark.authenticate.secret>",
+    )
 
 
 def _unreachable(master: str, error: Exception) -> HypError:
@@ -320,17 +320,10 @@ def _remove_unlocked(parent: Path) -> None:
                 os.close(fd)
 
 
-@dataclass(frozen=True)
-class LakeLock:
-    path: Path
-    _channel: Any
-    _lock: Any
+_held_locks: dict[tuple[int, Path], object] = {}
 
 
-_held_locks: dict[tuple[int, Path], LakeLock] = {}
-
-
-def acquire_lake_lock(view: JVMView, path: Path, wait: Callable[[float], None]) -> LakeLock:
+def acquire_lake_lock(view: JVMView, path: Path, wait: Callable[[float], None]) -> object:
     """Acquire the lock for the rest of the JVM's lifetime, or return the one that the JVM already holds.
 
     The JVM that commits holds the lock, not Python, so it is released exactly when that JVM cannot commit any more. It
@@ -353,5 +346,4 @@ def acquire_lake_lock(view: JVMView, path: Path, wait: Callable[[float], None]) 
     except BaseException:
         channel.close()
         raise
-    _held_locks[owner] = LakeLock(path, channel, lock)
-    return _held_locks[owner]
+    return _held_locks.setdefault(owner, (channel, lock))

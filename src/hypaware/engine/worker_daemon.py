@@ -11,14 +11,7 @@ import importlib
 import os
 import pkgutil
 
-WARM = (
-    "pyarrow",
-    "pyarrow.json",
-    "pyarrow.parquet",
-    "orjson",
-    "hypaware.lake.build",
-    "hypaware.lake.prepare",
-)
+WARM = ("pyarrow", "pyarrow.json", "pyarrow.parquet", "orjson", "hypaware.lake.build", "hypaware.lake.prepare")
 # Loads the plugins of the tasks.
 _LOAD_PLUGINS = "hypaware.backfill.tasks:load_registries"
 

@@ -13,13 +13,12 @@ from hypaware.home import Home
 from hypaware.model.columns import ColumnType
 from hypaware.state import dead_letters, mirror, schema, streams
 from hypaware.state.dead_letters import DeadLetter
-from hypaware.state.intents import PlannedChunk
-from hypaware.state.streams import StreamKey
+from hypaware.state.streams import PlannedChunk, StreamKey
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from hypaware.export.privacy_gate import PrivacyGate
+    from hypaware.export.rows import PrivacyGate
     from hypaware.model.datasets import Dataset
     from hypaware.state.store import StateStore
 
@@ -89,11 +88,9 @@ def _format_redacted(dataset: Dataset, body: bytes, gate: PrivacyGate) -> list[d
     """Format packed rows for people: without secrets, JSON columns as JSON, times as text, nulls left out."""
     import orjson
 
-    rows = gate.redact(dataset.name, unpack_rows(body))
-
     json_columns = {column.name for column in dataset.columns if column.type is ColumnType.JSON}
     found: list[dict[str, Any]] = []
-    for row in rows.to_pylist():
+    for row in gate.redact(dataset.name, unpack_rows(body)).to_pylist():
         kept = {name: value for name, value in row.items() if value is not None and name in dataset.coercers}
         for name in json_columns & kept.keys():
             kept[name] = orjson.loads(kept[name])

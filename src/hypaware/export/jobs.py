@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hypaware.engine.jobs import JobContext
@@ -19,7 +22,7 @@ from hypaware.errors import Cancelled, HypError
 from hypaware.export import sink_registry
 from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
 from hypaware.export.rows import LakeRowReader
-from hypaware.export.status import StreamState, read_stream_states
+from hypaware.export.status import read_stream_states
 from hypaware.lake import read
 from hypaware.lake.jobs import flush_datasets, store_incarnation
 from hypaware.spool import reader
@@ -44,86 +47,67 @@ def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     opened = open_home(context.home)
     if opened.rebuilt:
         context.note(opened.rebuilt)
-    try:
+    with closing(opened.store):
         # The lake records this incarnation before anything leaves under it: if state and mirror are lost, the
         # destination must still be queried under it.
         store_incarnation(context, opened.identity)
-        errors = _flush_first(context, sinks, patient=bool(args.get("patient")))
-        thread = SparkThread(context)
         options = DeliveryOptions(float(args.get("max_wait", 60.0)), args.get("budget"), bool(args.get("patient")))
-        progress = _Progress(context, opened, sinks)
-        driver = Driver(opened, context.config, LakeRowReader(context.home), options, thread.on_spark, progress.add)
+        # A patient round leaves rows in the spool that may wait, so that they are delivered under their final ids.
+        spooled = [
+            dataset
+            for dataset in sorted({each for name in sinks for each in context.config.sinks[name].datasets})
+            if reader.summarize_spool(context.home, dataset, skip_deferred=options.patient).segments
+        ]
+        flush_error: HypError | None = None
+        try:
+            if spooled:
+                flush_datasets(context, spooled, skip_deferred=options.patient)
+        except Cancelled:
+            raise
+        except HypError as error:
+            # Committed rows are delivered nevertheless.
+            context.note(f"rows in the spool could not be committed and are not delivered now: {error.message}")
+            flush_error = error
+        thread = SparkThread(context)
+        on_rows = _progress_reporter(context, opened, sinks)
+        driver = Driver(opened, context.config, LakeRowReader(context.home), options, thread.on_spark, on_rows)
         reports = thread.run(driver.deliver(sinks))
-    finally:
-        opened.store.close()
-    if errors:
-        raise errors[0]
+    if flush_error:
+        raise flush_error
     return {"sinks": [report.as_json() for report in reports]}
 
 
-def _flush_first(context: JobContext, sinks: list[str], *, patient: bool) -> list[HypError]:
-    """Commit the spooled rows of the delivered datasets. A failure does not stop the delivery of committed rows.
-
-    A `patient` round leaves rows in the spool that may wait, so that they are delivered under their final ids.
-    """
-    wanted = sorted({dataset for name in sinks for dataset in context.config.sinks[name].datasets})
-    spooled = [
-        dataset for dataset in wanted if reader.summarize_spool(context.home, dataset, skip_deferred=patient).segments
-    ]
-    try:
-        if spooled:
-            flush_datasets(context, spooled, skip_deferred=patient)
-    except Cancelled:
-        raise
-    except HypError as error:
-        context.note(f"rows in the spool could not be committed and are not delivered now: {error.message}")
-        return [error]
-    return []
-
-
-class _Progress:
-    """Progress of all sinks together, reported from the loop's thread at most twice a second."""
-
-    def __init__(self, context: JobContext, opened: OpenHome, sinks: list[str]) -> None:
-        self._context = context
-        self._reported_at = time.monotonic()
-        self._rows = self._bytes = 0
-        states = read_stream_states(context.home, context.config, opened.store, sinks)
-        lag = {name: sum(self._lag(state) for state in states if state.key.sink == name) for name in sinks}
-        self._total = sum(lag.values())
-        self._message = f"delivering to {', '.join(name for name in sinks if lag[name]) or ', '.join(sinks)}"
-        self._report()
-
-    def add(self, _sink: str, rows: int, sent: int) -> None:
-        self._rows += rows
-        self._bytes += sent
-        if time.monotonic() - self._reported_at >= _PROGRESS_SECONDS:
-            self._report()
-
-    def _report(self) -> None:
-        self._reported_at = time.monotonic()
-        total = max(self._total, self._rows)
-        self._context.progress(self._message, self._rows, total, unit="rows", rows=self._rows, bytes=self._bytes)
-
-    def _lag(self, state: StreamState) -> int:
+def _progress_reporter(context: JobContext, opened: OpenHome, sinks: list[str]) -> Callable[[int, int], None]:
+    """Return a function that adds rows and bytes to the progress of all sinks, reported at most twice a second."""
+    lag: Counter[str] = Counter()
+    for state in read_stream_states(context.home, context.config, opened.store, sinks):
         key, after = state.key, state.watermark or 0
-        if state.removed:
-            return 0
-        try:
-            return read.count_rows_between(self._context.home, key.dataset, key.source, after, state.high_water)
-        except (OSError, ValueError):
-            return 0  # a damaged lake: the round of that stream reports it
+        # A damaged lake is reported by the round of the stream.
+        with suppress(OSError, ValueError):
+            if not state.removed:
+                lag[key.sink] += read.count_rows_between(context.home, key.dataset, key.source, after, state.high_water)
+    message = f"delivering to {', '.join(name for name in sinks if lag[name]) or ', '.join(sinks)}"
+    rows = sent = 0
+    reported_at = -math.inf
+
+    def add(new_rows: int, new_bytes: int) -> None:
+        nonlocal rows, sent, reported_at
+        rows, sent = rows + new_rows, sent + new_bytes
+        if time.monotonic() - reported_at >= _PROGRESS_SECONDS:
+            reported_at = time.monotonic()
+            context.progress(message, rows, max(lag.total(), rows), unit="rows", rows=rows, bytes=sent)
+
+    add(0, 0)
+    return add
 
 
 def replay(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     """Send a dead letter again. args: its `id`. Result: `{id, status: delivered | refused | failed, reason?}`."""
     opened = open_home(context.home)
-    try:
+    with closing(opened.store):
         thread = SparkThread(context)
         driver = Driver(opened, context.config, LakeRowReader(context.home), DeliveryOptions(), thread.on_spark)
         return thread.run(replay_letter(driver, args["id"]))
-    finally:
-        opened.store.close()
 
 
 class SparkThread:
@@ -146,7 +130,12 @@ class SparkThread:
         thread = threading.Thread(target=run, args=(self._drive, loop, task, result), name="export", daemon=True)
         thread.start()
         try:
-            self._serve()
+            while True:
+                self._context.check_cancelled()
+                with suppress(queue.Empty):
+                    if (work := self._work.get(timeout=_POLL_SECONDS)) is None:
+                        break
+                    work()
         except BaseException:
             loop.call_soon_threadsafe(task.cancel)
             # Serve until the cancelled loop has ended, so that none of its tasks waits forever.
@@ -186,14 +175,3 @@ class SparkThread:
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
             self._work.put(None)
-
-    def _serve(self) -> None:
-        while True:
-            self._context.check_cancelled()
-            try:
-                work = self._work.get(timeout=_POLL_SECONDS)
-            except queue.Empty:
-                continue
-            if work is None:
-                return
-            work()

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypaware.errors import HypError
 from hypaware.export.sink import DestinationBusy, DestinationDenied, DestinationUnreachable
@@ -21,7 +21,6 @@ T = TypeVar("T")
 # Far longer than any timeout of a sink: a sink without timeouts must not block its stream forever.
 _CALL_TIMEOUT = 900.0
 _BUSY_DELAYS = (30.0, 60.0, 120.0, 300.0)
-_LONGEST_BACKOFF = 300.0
 # A destination that asks for a delay of years is wrong: retry it the next day.
 _LONGEST_RETRY_AFTER = 86_400.0
 # Attempts per round at a destination that does not respond; the next round tries again.
@@ -77,11 +76,23 @@ def busy_delay(requested: float | None, failures: int) -> float:
 
 
 def backoff_delay(failures: int) -> float:
-    return min(2.0 ** min(failures, 10), _LONGEST_BACKOFF)
+    return min(2.0 ** min(failures, 10), 300.0)
 
 
-def time_after(seconds: float) -> datetime:
-    return datetime.now(UTC) + timedelta(seconds=seconds)
+def retry_time(error: Exception) -> datetime | None:
+    """Return the time from which another attempt makes sense, if the error names one."""
+    wait = error.retry_after if isinstance(error, DeliveryStopped) else None
+    return datetime.now(UTC) + timedelta(seconds=wait) if wait else None
+
+
+def describe_error(error: Exception, kind: str) -> dict[str, Any]:
+    """Return the error for a report; `kind` is that of an error of a plugin."""
+    if isinstance(error, HypError):
+        return error.as_json()
+    if isinstance(error, DestinationDenied | DeliveryStopped):
+        repair = {"repair": [error.repair]} if error.repair else {}
+        return {"kind": error.kind, "message": str(error), **repair}
+    return {"kind": kind, "message": f"{type(error).__name__}: {error}"}
 
 
 @dataclass

@@ -1,12 +1,8 @@
 """One round of one stream, under its lock: finish the pending intent, then plan and deliver until nothing is new.
 
 Each chunk of an intent is acknowledged, split, or buried as a dead letter, in sequence order. If a chunk may have been
-stored (the intent was left by another round, or a response was lost), the destination is queried first. The same id may
-always be sent again; a different id only if the first chunk is known not to have arrived. Otherwise the stream is held
-for the user; delivery never guesses.
-
-Before each attempt the privacy gate is checked again, because a folder may have been excluded since. Without the
-excluded rows it is still the same chunk under the same id.
+stored, the destination is queried first. The same id may always be sent again; a different id only if the first chunk
+is known not to have arrived. Otherwise the stream is held for the user; delivery never guesses.
 
 @ref delivery#stream
 @ref delivery#ship
@@ -18,32 +14,23 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
 from hypaware import faults, telemetry
 from hypaware.errors import Cancelled, HypError
 from hypaware.export import dead_letter_rows, stream_destination, stream_locks
-from hypaware.export.privacy_gate import GateReport, PrivacyGate
-from hypaware.export.report import StreamReport
-from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, call_sink, time_after
-from hypaware.export.rows import PreparedRows, cut_chunks, halve_chunk, missing_chunks, prepare_rows, to_chunk
-from hypaware.export.sink import (
-    ChunkRefused,
-    Destination,
-    DestinationDenied,
-    DestinationUnreachable,
-    RangeOverlap,
-    Sink,
-)
+from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, call_sink, describe_error, retry_time
+from hypaware.export.rows import GateReport, PreparedRows, RowSource, cut_chunks, halve_chunk, missing_chunks, to_chunk
+from hypaware.export.sink import ChunkRefused, DestinationDenied, DestinationUnreachable, RangeOverlap
+from hypaware.export.status import StreamReport
 from hypaware.home.identity import Identity
-from hypaware.state import dead_letters, flushes, intents, mirror, streams
-from hypaware.state.intents import Intent, PlannedChunk
-from hypaware.state.streams import Stream, StreamKey
+from hypaware.state import dead_letters, flushes, mirror, streams
+from hypaware.state.streams import Intent, PlannedChunk, Stream, StreamKey
 
 if TYPE_CHECKING:
-    from hypaware.export.rows import RowReader
+    from hypaware.export.rows import PrivacyGate, RowReader
+    from hypaware.export.sink import Destination, Sink
     from hypaware.home import Home
     from hypaware.state.store import StateStore
 
@@ -67,15 +54,6 @@ class _RowsExcluded(Exception):
 
 
 @dataclass
-class _Doubt:
-    """Whether the destination may have a chunk without our knowledge."""
-
-    uncertain: bool
-    inherited: bool
-    """Whether another round planned the chunk, whose record may be older than it seems."""
-
-
-@dataclass
 class StreamRound:
     home: Home
     store: StateStore
@@ -90,12 +68,15 @@ class StreamRound:
     """Intents that the round may finish; None for no limit."""
     slots: asyncio.Semaphore
     """A stream takes a slot for each intent, so that a long backlog does not block the other streams."""
-    on_rows: Callable[[str, int, int], None]
+    on_rows: Callable[[int, int], None]
     key: StreamKey
 
     def __post_init__(self) -> None:
+        self._rows = RowSource(self.lake, self.gate, self.sink, self.key)
         self._report = StreamReport(self.key)
         self._retries = RetryBudget(self.max_wait)
+        self._uncertain = False
+        """Whether the destination may have the current chunk without our knowledge."""
 
     async def run(self) -> StreamReport:
         """Run the round under the stream's lock; wait up to `max_wait` for another round to release it."""
@@ -116,24 +97,14 @@ class StreamRound:
         return self._report
 
     def _record_failure(self, error: Exception) -> None:
-        retry_at: datetime | None = None
-        match error:
-            case StreamHeld():
-                self._report.held = True
-                self._report.error = {"kind": "held", "message": str(error)}
-                with self.store.transaction() as connection:
-                    streams.hold_stream(connection, self.key, error.why, str(error))
-                return
-            case DeliveryStopped():
-                kind, message, repair = error.kind, str(error), error.repair
-                retry_at = time_after(error.retry_after) if error.retry_after else None
-            case DestinationDenied():
-                kind, message, repair = error.kind, str(error), error.repair
-            case HypError():
-                kind, message, repair = error.kind, error.message, next(iter(error.repair), None)
-            case _:
-                kind, message, repair = "failed", f"{type(error).__name__}: {error}", None
-        self._report.error = {"kind": kind, "message": message, **({"repair": [repair]} if repair else {})}
+        if isinstance(error, StreamHeld):
+            self._report.held = True
+            self._report.error = {"kind": "held", "message": str(error)}
+            with self.store.transaction() as connection:
+                streams.hold_stream(connection, self.key, error.why, str(error))
+            return
+        self._report.error = describe_error(error, "failed")
+        message, retry_at = self._report.error["message"], retry_time(error)
         with self.store.transaction() as connection:
             streams.record_failure(connection, self.key, message, retry_at, self._retries.failures)
 
@@ -148,9 +119,9 @@ class StreamRound:
         # With a pending intent the watermark has been found before; it rises when the intent is finished.
         if stream.watermark is None and self._load_stream()[1] is None:
             self._report.after = self._report.last = await stream_destination.find_watermark(
-                self.store, self.lake, self.gate, self.sink, self.identity, stream, high_water, self._retries
+                self.store, self._rows, self.identity, stream, high_water, self._retries
             )
-        prefetch = _Prefetch(self.lake, self.gate, self.sink, self.key, high_water)
+        prefetch = _Prefetch(self._rows, high_water)
         finished = 0
         try:
             while self.budget is None or finished < self.budget:
@@ -167,7 +138,7 @@ class StreamRound:
 
     def _load_stream(self) -> tuple[Stream, Intent | None]:
         with self.store.reading() as connection:
-            stream, intent = streams.load_stream(connection, self.key), intents.load_intent(connection, self.key)
+            stream, intent = streams.load_stream(connection, self.key), streams.load_intent(connection, self.key)
         assert stream is not None
         return stream, intent
 
@@ -193,80 +164,79 @@ class StreamRound:
             intent = Intent(self.key, watermark, prepared.reached, tuple(chunks))
             _before_plan()
             with self.store.transaction() as connection:
-                intents.save_intent(connection, intent)
+                streams.save_intent(connection, intent)
             _after_plan()
             # Before the first byte leaves: if the state is lost, the mirror must know the ids that may have been sent.
             mirror.write_mirror(self.home.mirror, self.store)
             _after_mirror()
             prefetch.start(prepared.reached)
-        # If another round left the intent, it may have sent parts of it.
-        uncertain = self._uncertain_chunks(intent) if prepared is None else frozenset()
         due = deque(intent.due)
+        uncertain: set[str] = set()
+        if prepared is None:
+            # Another round left the intent and may have sent parts of it. Chunks are sent one at a time and in order,
+            # so those after the first due chunk were never sent. A restored state, however, has lost the
+            # acknowledgements made since its backup.
+            uncertain = {each.id for each in intent.due if each.incarnation != self.identity.incarnation}
+            uncertain |= {each.id for each in intent.due[:1] if not each.unsent}
         while due:
             chunk = due.popleft()
+            self._uncertain = chunk.id in uncertain
             # The replacements of a chunk come next: chunks are sent in order.
-            replacements = await self._deliver_chunk(chunk, prepared, watermark, uncertain=chunk.id in uncertain)
-            due.extendleft(reversed(replacements))
+            due.extendleft(reversed(await self._deliver_chunk(chunk, prepared, watermark)))
         if prepared and not intent.chunks:
             self._report.add_gate_report(prepared.gate_report)
         with self.store.transaction() as connection:
-            intents.finish_intent(connection, self.key)
+            streams.finish_intent(connection, self.key)
         _after_finish()
         self._report.last = intent.last
         return True
 
-    def _uncertain_chunks(self, intent: Intent) -> frozenset[str]:
-        """Return the ids of the chunks of an inherited intent that may have arrived.
-
-        Chunks are sent one at a time and in order, so those after the first due chunk were never sent. A restored
-        state, however, has lost the acknowledgements made since its backup.
-        """
-        due = intent.due
-        restored = {each.id for each in due if each.incarnation != self.identity.incarnation}
-        first = {each.id for each in due[:1] if not each.unsent}
-        return frozenset(restored | first)
-
     async def _deliver_chunk(
-        self, chunk: PlannedChunk, prepared: PreparedRows | None, acked_to: int, *, uncertain: bool
+        self, chunk: PlannedChunk, prepared: PreparedRows | None, acked_to: int
     ) -> Sequence[PlannedChunk]:
         """Deliver the chunk. Returns the chunks that replace it, if it was split.
 
         `prepared` is None if another round left the intent.
         """
-        if uncertain:
+        if self._uncertain:
             has_chunk = await self._retries.retry(lambda: self._has_chunk(chunk))
             if has_chunk:
                 return self._acknowledge(chunk, chunk.rows, 0, GateReport())
-            uncertain = has_chunk is None
-        doubt = _Doubt(uncertain, inherited=prepared is None)
-        rows = prepared.slice(chunk) if prepared and prepared.contains(chunk) else await self._read(chunk)
+            self._uncertain = has_chunk is None
+        if prepared and prepared.after <= chunk.after and chunk.last <= prepared.reached:
+            rows = prepared.slice(chunk)
+        else:
+            rows = await self._rows.between(chunk.after, chunk.last)
         # No rows left after a purge or the privacy gate: there is nothing to send, and nothing can be missing.
         while rows.seqs:
             if chunk.unsent:
                 with self.store.transaction() as connection:
-                    intents.mark_sending(connection, self.key, chunk)
+                    streams.mark_sending(connection, self.key, chunk)
                 mirror.write_mirror(self.home.mirror, self.store)
             try:
-                sent = await self._retries.retry(partial(self._send, chunk, rows, acked_to, doubt))
+                sent = await self._retries.retry(partial(self._send, chunk, rows, acked_to, prepared is None))
             except _RowsExcluded:
-                rows = await self._read(chunk)
+                rows = await self._rows.between(chunk.after, chunk.last)
             except ChunkRefused as reason:
                 return self._split_or_bury(chunk, rows, str(reason))
             except RangeOverlap as overlap:
-                return self._replan(chunk, rows, overlap)
+                missing = missing_chunks(self.key, self.identity.gateway_id, chunk, rows.seqs, overlap.covered)
+                if any(each.id == chunk.id for each in missing):
+                    raise DeliveryStopped(
+                        "destination_contradicts",
+                        f"the destination reports that it has a part of ({chunk.after}, {chunk.last}] and that it has "
+                        "none",
+                    ) from overlap
+                return self._replace_chunk(chunk, missing)
             except (DeliveryStopped, DestinationDenied):
-                if not doubt.uncertain:
+                if not self._uncertain:
                     self._mark_unsent(chunk)
                 raise
             else:
                 return self._acknowledge(chunk, len(rows.seqs), sent, rows.gate_report)
         return self._acknowledge(chunk, 0, 0, rows.gate_report)
 
-    async def _read(self, chunk: PlannedChunk) -> PreparedRows:
-        table = await self.lake.between(self.key.dataset, self.key.source, chunk.after, chunk.last)
-        return await prepare_rows(self.gate, self.sink, self.key, table, chunk.after, chunk.last)
-
-    async def _send(self, chunk: PlannedChunk, rows: PreparedRows, acked_to: int, doubt: _Doubt) -> int:
+    async def _send(self, chunk: PlannedChunk, rows: PreparedRows, acked_to: int, inherited: bool) -> int:
         """Make one attempt to send the rows under this chunk's id. Returns the bytes accepted."""
         if not await asyncio.to_thread(self.gate.still_allowed, rows.table):
             raise _RowsExcluded
@@ -282,10 +252,10 @@ class StreamRound:
                 return sent
         except ChunkRefused:
             # Query for every chunk of an inherited intent, certain or not: the state may be older than it seems.
-            has_chunk = await self._has_chunk(chunk) if doubt.uncertain or doubt.inherited else False
+            has_chunk = await self._has_chunk(chunk) if self._uncertain or inherited else False
             if has_chunk:
                 return 0
-            if has_chunk is None and doubt.uncertain:
+            if has_chunk is None and self._uncertain:
                 raise StreamHeld(
                     streams.HELD_OUTCOME_UNKNOWN,
                     "the destination refuses a chunk that it may already have stored, and it cannot be queried: "
@@ -293,7 +263,7 @@ class StreamRound:
                 ) from None
             raise
         except DestinationUnreachable:
-            doubt.uncertain = True
+            self._uncertain = True
             telemetry.count("hyp_sink_export_failures_total", 1, status="failed", sink=self.key.sink)
             raise
 
@@ -302,11 +272,11 @@ class StreamRound:
 
     def _mark_unsent(self, chunk: PlannedChunk) -> None:
         with self.store.transaction() as connection:
-            intents.mark_unsent(connection, self.key, chunk)
+            streams.mark_unsent(connection, self.key, chunk)
 
     def _acknowledge(self, chunk: PlannedChunk, rows: int, sent: int, gate_report: GateReport) -> tuple[()]:
         with self.store.transaction() as connection:
-            intents.acknowledge_chunk(connection, self.key, chunk, rows)
+            streams.acknowledge_chunk(connection, self.key, chunk, rows)
         _after_ack()
         self._report.chunks += 1
         self._report.rows += rows
@@ -314,7 +284,7 @@ class StreamRound:
         self._report.add_gate_report(gate_report)
         telemetry.count("hyp_sink_exports_total", 1, sink=self.key.sink)
         telemetry.count("hyp_sink_export_bytes", sent, sink=self.key.sink)
-        self.on_rows(self.key.sink, rows, sent)
+        self.on_rows(rows, sent)
         return ()
 
     def _split_or_bury(self, chunk: PlannedChunk, rows: PreparedRows, reason: str) -> Sequence[PlannedChunk]:
@@ -331,25 +301,15 @@ class StreamRound:
         letter = dead_letter_rows.make_letter(self.key, chunk, reason)
         with self.store.transaction() as connection:
             dead_letters.add_letter(connection, letter, dead_letter_rows.pack_rows(rows.table))
-            intents.finish_unsent_chunk(connection, self.key, chunk)
+            streams.finish_unsent_chunk(connection, self.key, chunk)
         mirror.write_mirror(self.home.mirror, self.store)
         _after_bury()
         self._report.dead_letters += 1
         return ()
 
-    def _replan(self, chunk: PlannedChunk, rows: PreparedRows, overlap: RangeOverlap) -> Sequence[PlannedChunk]:
-        """Replace a chunk that the destination has in part by the ranges that it lacks."""
-        missing = missing_chunks(self.key, self.identity.gateway_id, chunk, rows.seqs, overlap.covered)
-        if any(each.id == chunk.id for each in missing):
-            raise DeliveryStopped(
-                "destination_contradicts",
-                f"the destination reports that it has a part of ({chunk.after}, {chunk.last}] and that it has none",
-            )
-        return self._replace_chunk(chunk, missing)
-
     def _replace_chunk(self, chunk: PlannedChunk, parts: Sequence[PlannedChunk]) -> Sequence[PlannedChunk]:
         with self.store.transaction() as connection:
-            intents.replace_chunk(connection, self.key, chunk, parts)
+            streams.replace_chunk(connection, self.key, chunk, parts)
         mirror.write_mirror(self.home.mirror, self.store)
         _after_split()
         return parts
@@ -361,22 +321,26 @@ class _Prefetch:
     The first page holds about one chunk, so that a backlog starts to flow at once. Each further page is twice as large.
     """
 
-    def __init__(self, lake: RowReader, gate: PrivacyGate, sink: Sink, key: StreamKey, until: int) -> None:
-        self._lake, self._gate, self._sink, self._key, self._until = lake, gate, sink, key, until
+    def __init__(self, source: RowSource, until: int) -> None:
+        self._source, self._until = source, until
         self._task: asyncio.Task[PreparedRows] | None = None
         self._after = -1
-        self._page_rows = min(sink.limits.rows, _PAGE_ROWS)
+        self._page_rows = min(source.sink.limits.rows, _PAGE_ROWS)
 
     def start(self, after: int) -> None:
         if after < self._until:
-            self._after, self._task = after, asyncio.create_task(self._read(after))
+            self._after = after
+            self._task = asyncio.create_task(self._source.page(after, self._until, self._page_rows))
+            self._page_rows = min(2 * self._page_rows, _PAGE_ROWS)
 
     async def take(self, after: int) -> PreparedRows:
-        if self._task and self._after == after:
-            task, self._task = self._task, None
-            return await task
-        await self.close()
-        return await self._read(after)
+        """Return the page after this sequence, which is below the end."""
+        if self._task is None or self._after != after:
+            await self.close()
+            self.start(after)
+        task, self._task = self._task, None
+        assert task is not None
+        return await task
 
     async def close(self) -> None:
         task, self._task = self._task, None
@@ -386,8 +350,3 @@ class _Prefetch:
             await asyncio.wait([task])
             if not task.cancelled():
                 task.exception()
-
-    async def _read(self, after: int) -> PreparedRows:
-        rows, self._page_rows = self._page_rows, min(2 * self._page_rows, _PAGE_ROWS)
-        page = await self._lake.page(self._key.dataset, self._key.source, after, self._until, rows)
-        return await prepare_rows(self._gate, self._sink, self._key, page.rows, after, page.reached)

@@ -1,51 +1,61 @@
 """Read the rows to deliver, apply the privacy gate, encode them for a sink, and cut them into chunks.
 
-Tables begin with the sequence (`_hyp_ingest_seq`), followed by the public columns, in sequence order. A sink never
-receives rows that did not pass the gate. `RowReader` is a protocol so that delivery can be tested without Spark.
-
-Chunks are cut in sequence order, by rows and bytes, never across two incarnations. The ranges of a plan are contiguous,
-so the only gaps at a destination are ranges that it refused.
+Tables begin with the sequence (`_hyp_ingest_seq`), followed by the public columns, in sequence order. Every row passes
+the privacy gate on its way to a sink. The gate leaves out the rows of folders and sessions that must stay on this
+machine and replaces secrets in texts, as config, folders and opt-outs say at that moment. Chunks are cut by rows and
+bytes, never across two incarnations. The ranges of a plan are contiguous.
 
 @ref delivery#plan
+@ref delivery#withheld
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from hypaware.errors import HypError
-from hypaware.export.privacy_gate import GateReport, PrivacyGate
 from hypaware.export.sink import Chunk, ChunkLimits, Payload, Sink, StreamCoverage, make_chunk
-from hypaware.home.identity import Identity, IncarnationRange
+from hypaware.home.identity import Identity
 from hypaware.lake import read
 from hypaware.lake.read import RowPage
+from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
-from hypaware.state.intents import PlannedChunk
-from hypaware.state.streams import StreamKey
+from hypaware.privacy import policy
+from hypaware.privacy.policy import PrivacyPolicy
+from hypaware.privacy.redact import text_redactors
+from hypaware.privacy.secret_scanner import SECRET_HINT
+from hypaware.state.streams import PlannedChunk, StreamKey
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
+    from hypaware.config import Config
     from hypaware.home import Home
+
+IsWithheld = Callable[[str | None, str | None], bool]
+"""(cwd, session id) → whether their rows must stay on this machine."""
+Redactor = Callable[[str], tuple[str, "Counter[str]"]]
+"""Text → the text without secrets, and the number of replacements by each rule."""
+_FOLDER, _SESSION = "cwd", "session_id"
 
 
 class RowReader(Protocol):
+    """Reads or counts the rows of a stream in (after, last]. A protocol, so that tests of delivery need no lake."""
+
     async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> RowPage:
         """Return the next rows, at most `most` of them. Advances by at least one sequence and never beyond `until`."""
         ...
 
-    async def between(self, dataset: str, source: str, after: int, last: int) -> pa.Table:
-        """Return all rows in (after, last]."""
-        ...
+    async def between(self, dataset: str, source: str, after: int, last: int) -> pa.Table: ...
 
-    def count(self, dataset: str, source: str, after: int, last: int) -> int:
-        """Count the rows in (after, last]."""
-        ...
+    def count(self, dataset: str, source: str, after: int, last: int) -> int: ...
 
 
 class LakeRowReader:
@@ -71,6 +81,127 @@ class LakeRowReader:
 
 
 @dataclass(frozen=True)
+class GateReport:
+    """The effect of the gate on a set of rows, by sequence, so that it can be cut like the rows."""
+
+    withheld: tuple[int, ...] = ()
+    secrets: Mapping[int, Counter[str]] = field(default_factory=dict)
+    """Sequence → number of replacements by each rule; never the replaced text."""
+
+    def slice(self, after: int, last: int) -> GateReport:
+        return GateReport(
+            tuple(seq for seq in self.withheld if after < seq <= last),
+            {seq: counts for seq, counts in self.secrets.items() if after < seq <= last},
+        )
+
+
+@dataclass(frozen=True)
+class PrivacyGate:
+    is_withheld: IsWithheld
+    redactors: Callable[[str], Mapping[str, Redactor]] = lambda _dataset: {}
+    """Dataset → redactors of the columns that may hold secrets; empty if redaction is off for exports."""
+    check_policy: Callable[[], object] = lambda: None
+    """Raises HypError if the policy is unknown: then rows must be neither delivered nor skipped."""
+
+    def filter_rows(self, dataset: str, table: pa.Table) -> tuple[pa.Table, GateReport]:
+        """Return the rows that may leave now, without secrets. The table holds the sequence (`SEQ`)."""
+        self.check_policy()
+        withheld: tuple[int, ...] = ()
+        if (mask := exportable_mask(table, self.is_withheld)) is not None:
+            withheld = tuple(table.column(SEQ).filter(pc.invert(mask)).to_pylist())
+            table = table.filter(mask)
+        table, matches = redact_table(table, self.redactors(dataset), SECRET_HINT)
+        seqs = table.column(SEQ)
+        return table, GateReport(withheld, {seqs[row].as_py(): counts for row, counts in sorted(matches.items())})
+
+    def still_allowed(self, table: pa.Table) -> bool:
+        """Return whether all these rows, which passed the gate before, may still leave."""
+        self.check_policy()
+        return not any(self.is_withheld(*pair) for pair in _distinct_pairs(table))
+
+    def redact(self, dataset: str, table: pa.Table) -> pa.Table:
+        """Return the rows without secrets, as they would leave this machine."""
+        return redact_table(table, self.redactors(dataset), SECRET_HINT)[0]
+
+
+def make_gate(home: Home, config: Config) -> PrivacyGate:
+    is_withheld = PrivacyPolicy.from_config(home, config.privacy, remember=True).is_withheld
+    rules_off = frozenset(config.redaction.rules_off)
+
+    @cache
+    def redactors(dataset: str) -> Mapping[str, Redactor]:
+        columns = text_redactors(datasets.get(dataset)) if config.redaction.exported else {}
+        return {name: partial(redact, rules_off=rules_off) for name, redact in columns.items()}
+
+    return PrivacyGate(is_withheld, redactors, partial(policy.check_privacy_files, home))
+
+
+def exportable_mask(table: pa.Table, is_withheld: IsWithheld) -> Any:
+    """Return an Arrow mask of the rows that may leave, or None if all may."""
+    verdicts = {pair: is_withheld(*pair) for pair in _distinct_pairs(table)}
+    if not any(verdicts.values()):
+        return None
+    pairs = zip(*(_text_column(table, name).to_pylist() for name in (_FOLDER, _SESSION)), strict=True)
+    return pa.array([not verdicts[pair] for pair in pairs])
+
+
+def _distinct_pairs(table: pa.Table) -> list[tuple[str | None, str | None]]:
+    if not {_FOLDER, _SESSION} & set(table.column_names):
+        return []
+    pairs = pa.table({name: _text_column(table, name) for name in (_FOLDER, _SESSION)})
+    distinct = pairs.group_by([_FOLDER, _SESSION]).aggregate([]).to_pylist()
+    return [(pair[_FOLDER], pair[_SESSION]) for pair in distinct]
+
+
+def _text_column(table: pa.Table, name: str) -> Any:
+    return table[name] if name in table.column_names else pa.nulls(len(table), pa.string())
+
+
+def redact_table(
+    table: pa.Table, columns: Mapping[str, Redactor], hint: str
+) -> tuple[pa.Table, dict[int, Counter[str]]]:
+    """Redact the texts of these columns.
+
+    `hint` is a regular expression that every text with a secret matches. Returns the table, and for each row that had
+    a secret the number of replacements by each rule.
+    """
+    matches: dict[int, Counter[str]] = {}
+    for name, redact in columns.items():
+        index = table.schema.get_field_index(name)
+        if index < 0:
+            continue
+        column = table.column(index)
+        chunks, start = [], 0
+        for chunk in column.chunks:
+            chunks.append(_redact_chunk(chunk, redact, hint, start, matches))
+            start += len(chunk)
+        if any(new is not old for new, old in zip(chunks, column.chunks, strict=True)):
+            table = table.set_column(index, table.schema.field(index), pa.chunked_array(chunks, column.type))
+    return table, matches
+
+
+def _redact_chunk(texts: Any, redact: Redactor, hint: str, start: int, matches: dict[int, Counter[str]]) -> Any:
+    # As bytes: an ASCII expression searches bytes faster than characters.
+    as_bytes = texts.cast(pa.large_binary() if pa.types.is_large_string(texts.type) else pa.binary())
+    suspects = pc.fill_null(pc.match_substring_regex(as_bytes, hint), False)
+    if not suspects.true_count:
+        return texts
+    rows = pc.indices_nonzero(suspects).to_pylist()
+    found = texts.take(pa.array(rows, pa.int64())).to_pylist()
+    # Many rows share a text: redact each text once.
+    results = {text: redact(text) for text in dict.fromkeys(found)}
+    changed = [False] * len(texts)
+    values: list[str] = []
+    for row, text in zip(rows, found, strict=True):
+        new, counts = results[text]
+        if counts:
+            changed[row] = True
+            values.append(new)
+            matches.setdefault(start + row, Counter()).update(counts)
+    return pc.replace_with_mask(texts, pa.array(changed), pa.array(values, texts.type)) if values else texts
+
+
+@dataclass(frozen=True)
 class PreparedRows:
     """The rows of (after, reached] that may leave this machine, with their sequences and their encoded form."""
 
@@ -85,9 +216,6 @@ class PreparedRows:
         seqs: list[int] = self.table.column(SEQ).to_pylist()
         return seqs
 
-    def contains(self, chunk: PlannedChunk) -> bool:
-        return self.after <= chunk.after and chunk.last <= self.reached
-
     def slice(self, chunk: PlannedChunk) -> PreparedRows:
         after, last = chunk.after, chunk.last
         start, stop = bisect_right(self.seqs, after), bisect_right(self.seqs, last)
@@ -95,64 +223,74 @@ class PreparedRows:
         return PreparedRows(rows, payload, after, last, self.gate_report.slice(after, last))
 
 
-async def prepare_rows(
-    gate: PrivacyGate, sink: Sink, key: StreamKey, rows: pa.Table, after: int, reached: int
-) -> PreparedRows:
-    """Gate and encode all rows in (after, reached], on a worker thread.
+@dataclass(frozen=True)
+class RowSource:
+    """The rows of one stream as its sink receives them: gated and encoded."""
 
-    Raises HypError (`sink_failed`) if the sink cannot encode them: that cannot be cured by a retry.
-    """
+    lake: RowReader
+    gate: PrivacyGate
+    sink: Sink
+    key: StreamKey
 
-    def prepare() -> PreparedRows:
-        table, gate_report = gate.filter_rows(key.dataset, rows)
+    async def page(self, after: int, until: int, most: int) -> PreparedRows:
+        page = await self.lake.page(self.key.dataset, self.key.source, after, until, most)
+        return await asyncio.to_thread(self.prepare, page.rows, after, page.reached)
+
+    async def between(self, after: int, last: int) -> PreparedRows:
+        rows = await self.lake.between(self.key.dataset, self.key.source, after, last)
+        return await asyncio.to_thread(self.prepare, rows, after, last)
+
+    def prepare(self, rows: pa.Table, after: int, reached: int) -> PreparedRows:
+        """Gate and encode all rows in (after, reached].
+
+        Raises HypError (`sink_failed`) if the sink cannot encode them: that cannot be cured by a retry.
+        """
+        table, gate_report = self.gate.filter_rows(self.key.dataset, rows)
         try:
-            payload = sink.encode(table if sink.wants_sequence else table.drop_columns([SEQ]))
+            payload = self.sink.encode(table if self.sink.wants_sequence else table.drop_columns([SEQ]))
         except HypError:
             raise
         except Exception as error:
-            problem = f"the sink {key.sink} could not encode {len(table)} rows: {type(error).__name__}: {error}"
+            problem = f"the sink {self.key.sink} could not encode {len(table)} rows: {type(error).__name__}: {error}"
             raise HypError(problem, kind="sink_failed") from error
         return PreparedRows(table, payload, after, reached, gate_report)
-
-    return await asyncio.to_thread(prepare)
 
 
 def cut_chunks(
     key: StreamKey, identity: Identity, after: int, last: int, seqs: Sequence[int], payload: Payload,
     limits: ChunkLimits,
 ) -> list[PlannedChunk]:  # fmt: skip
-    """Return chunks that together cover (after, last] and hold the rows with the given sequences."""
+    """Return chunks that together cover (after, last] and hold the rows with the given sequences.
+
+    A row larger than the limit gets a chunk of its own.
+    """
     incarnations = identity.incarnation_ranges()
-    chunks: list[PlannedChunk] = []
-    start = 0
-    for stop in _chunk_ends(seqs, payload.sizes, limits, incarnations):
-        through = seqs[stop - 1] if stop < len(seqs) else last
-        owner = next(each for each in incarnations if each.through is None or seqs[start] <= each.through)
-        if owner.through is not None and through > owner.through:
-            through = owner.through
-        chunk = make_chunk(key, identity.gateway_id, owner.incarnation, max(after, owner.after), through)
-        chunks.append(PlannedChunk(chunk.id, chunk.incarnation, chunk.after, chunk.last, stop - start))
-        after, start = through, stop
-    return chunks
-
-
-def _chunk_ends(
-    seqs: Sequence[int], sizes: Sequence[int], limits: ChunkLimits, incarnations: Sequence[IncarnationRange]
-) -> Iterator[int]:
-    """Yield the row index at which each chunk stops. A row larger than the limit gets a chunk of its own."""
     borders = [each.through for each in incarnations if each.through is not None]
+    stops: list[int] = []
     start = weight = border = 0
-    for index, size in enumerate(sizes):
+    for index, size in enumerate(payload.sizes):
         crosses = False
         while border < len(borders) and seqs[index] > borders[border]:
             border, crosses = border + 1, True
         full = index - start >= limits.rows or weight + size > limits.bytes
         if index > start and (full or crosses):
-            yield index
+            stops.append(index)
             start, weight = index, 0
         weight += size
     if len(seqs) > start:
-        yield len(seqs)
+        stops.append(len(seqs))
+    chunks: list[PlannedChunk] = []
+    start = 0
+    for stop in stops:
+        through = seqs[stop - 1] if stop < len(seqs) else last
+        owner = next(each for each in incarnations if each.through is None or seqs[start] <= each.through)
+        if owner.through is not None and through > owner.through:
+            through = owner.through
+        first = max(after, owner.after)
+        chunk = make_chunk(key, identity.gateway_id, owner.incarnation, first, through)
+        chunks.append(PlannedChunk(chunk.id, owner.incarnation, first, through, stop - start))
+        after, start = through, stop
+    return chunks
 
 
 def halve_chunk(key: StreamKey, gateway_id: str, chunk: PlannedChunk, seqs: Sequence[int]) -> list[PlannedChunk]:
@@ -160,8 +298,8 @@ def halve_chunk(key: StreamKey, gateway_id: str, chunk: PlannedChunk, seqs: Sequ
     middle = len(seqs) // 2
     border = seqs[middle - 1]
     return [
-        _subchunk(key, gateway_id, chunk, chunk.after, border, middle),
-        _subchunk(key, gateway_id, chunk, border, chunk.last, len(seqs) - middle),
+        _plan_chunk(key, gateway_id, chunk.incarnation, chunk.after, border, middle),
+        _plan_chunk(key, gateway_id, chunk.incarnation, border, chunk.last, len(seqs) - middle),
     ]
 
 
@@ -172,15 +310,16 @@ def missing_chunks(
     ranges = [(max(after, chunk.after), min(last, chunk.last)) for after, last in covered.holes]
     ranges.append((max(covered.last, chunk.after), chunk.last))
     return [
-        _subchunk(key, gateway_id, chunk, after, last, bisect_right(seqs, last) - bisect_right(seqs, after))
+        _plan_chunk(
+            key, gateway_id, chunk.incarnation, after, last, bisect_right(seqs, last) - bisect_right(seqs, after)
+        )
         for after, last in ranges
         if after < last
     ]
 
 
-def _subchunk(key: StreamKey, gateway_id: str, chunk: PlannedChunk, after: int, last: int, rows: int) -> PlannedChunk:
-    part = make_chunk(key, gateway_id, chunk.incarnation, after, last)
-    return PlannedChunk(part.id, part.incarnation, part.after, part.last, rows)
+def _plan_chunk(key: StreamKey, gateway_id: str, incarnation: str, after: int, last: int, rows: int) -> PlannedChunk:
+    return PlannedChunk(make_chunk(key, gateway_id, incarnation, after, last).id, incarnation, after, last, rows)
 
 
 def to_chunk(key: StreamKey, gateway_id: str, planned: PlannedChunk) -> Chunk:

@@ -2,8 +2,7 @@
 
 The driver owns plans, retries, watermarks and dead letters. A sink connects to its destination, reports which rows the
 destination has, and sends it one chunk. It has one duty: *the same chunk sent twice is stored once*, even if the
-response to the first attempt was lost. Every method except `encode` is awaited and can be cancelled at any await; a
-cancelled `ship` may or may not have stored the chunk, and the driver assumes neither.
+response to the first attempt was lost. Every method except `encode` can be cancelled at any await.
 
 A plugin registers a `SinkType` by an entry point in the group `hypaware.sinks`.
 """
@@ -43,11 +42,7 @@ class Chunk:
 
 
 def make_chunk(stream: StreamKey, gateway_id: str, incarnation: str, after: int, last: int) -> Chunk:
-    """Return the chunk of a range with its id.
-
-    The id depends neither on a position within a round nor on bytes or paths: new rows, compaction, a purge or a
-    relocated home change all of these and would turn the same rows into a new chunk.
-    """
+    """Return the chunk of a range. Its id depends on nothing that new rows, compaction, purges or moves can change."""
     parts = [gateway_id, incarnation, stream.sink, stream.dataset, stream.source, after, last]
     return Chunk(sha256(orjson.dumps(parts)).hexdigest()[:32], stream, gateway_id, incarnation, after, last)
 
@@ -72,8 +67,7 @@ class StreamCoverage:
 
     last: int
     holes: tuple[tuple[int, int], ...] = ()
-    """Ranges (after, last] below `last` that are missing, including the range below the first chunk. Chunks arrive in
-    order, so a hole was refused, or a user skipped it. The driver sends holes again."""
+    """Ranges (after, last] below `last` that are missing: refused, or skipped by a user. They are sent again."""
 
     @classmethod
     def from_ranges(cls, ranges: Iterable[tuple[int, int]]) -> StreamCoverage:
@@ -218,8 +212,6 @@ class SparkRunner(Protocol):
 
 @dataclass(frozen=True)
 class SinkSettings:
-    """Everything a sink is created from."""
-
     name: str
     home: Home
     options: Mapping[str, Any]
@@ -231,8 +223,6 @@ class SinkSettings:
 
 @dataclass(frozen=True)
 class SinkType:
-    """A registered kind of sink."""
-
     name: str
     about: str
     address: Callable[[SinkSettings], str]

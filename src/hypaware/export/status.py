@@ -1,4 +1,4 @@
-"""The status of every stream, read in one transaction, and whether a round has anything to do.
+"""The status of every stream, read in one transaction, whether a round has anything to do, and the reports of rounds.
 
 The streams are those of the config (each sink, its datasets, the sources that the lake has of them) and those that only
 the state still knows. The latter are `removed`: nothing is delivered to them unless the config lists them again.
@@ -8,11 +8,13 @@ Reads the state, and the metadata of the lake for streams that lag; needs no Spa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from hypaware import telemetry
 from hypaware.config import Config
 from hypaware.errors import HypError, StateError
 from hypaware.export import sink_registry
@@ -25,8 +27,10 @@ from hypaware.state.snapshot import DeliveryRecords
 from hypaware.state.streams import HISTORY_LOST, Stream, StreamKey
 
 if TYPE_CHECKING:
+    from hypaware.export.rows import GateReport
     from hypaware.state.store import StateStore
 
+OK, PARTIAL, FAILED, HELD = "ok", "partial", "failed", "held"
 FAILED_RETRY_DELAY = timedelta(minutes=5)
 HELD_RETRY_DELAY = timedelta(hours=1)
 
@@ -103,12 +107,6 @@ class StreamState:
         return max(times) if updated <= now else now
 
 
-@dataclass(frozen=True)
-class SinkAddress:
-    address: str | None
-    error: HypError | None = None
-
-
 def read_stream_states(
     home: Home, config: Config, store: StateStore, sinks: Collection[str] | None = None
 ) -> list[StreamState]:
@@ -138,26 +136,26 @@ def derive_stream_states(
         StreamState(
             key=key,
             high_water=high_water.get(key.dataset, {}).get(key.source, 0),
-            address=where[key.sink].address if key.sink in where else None,
+            address=where[key.sink][0] if key.sink in where else None,
             stream=known.get(key),
             pending=PendingIntent(*records.pending[key]) if key in records.pending else None,
             dead_letters=records.dead_letters[key],
             # Regardless of its source: a lake that was rolled back behind a stream must not hide the stream.
             removed=key.sink not in where or key.dataset not in config.sinks[key.sink].datasets,
-            error=where[key.sink].error if key.sink in where else None,
+            error=where[key.sink][1] if key.sink in where else None,
         )
         for key in sorted(configured_keys | known_keys)
     ]
 
 
-def find_address(home: Home, config: Config, identity: Identity | None, sink: str) -> SinkAddress:
+def find_address(
+    home: Home, config: Config, identity: Identity | None, sink: str
+) -> tuple[str | None, HypError | None]:
     """Return the configured address of a sink, or the error. Both are None in a home without a state."""
-    if identity is None:
-        return SinkAddress(None)
     try:
-        return SinkAddress(sink_registry.sink_address(home, config, identity, sink))
+        return (sink_registry.sink_address(home, config, identity, sink) if identity else None), None
     except HypError as error:
-        return SinkAddress(None, error)
+        return None, error
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,7 @@ class StreamStatus:
 
     def as_json(self) -> dict[str, Any]:
         state, stream, pending = self.state, self.state.stream, self.state.pending
-        body: dict[str, Any] = {
+        return {
             "sink": state.key.sink,
             "dataset": state.key.dataset,
             "source": state.key.source,
@@ -180,37 +178,42 @@ class StreamStatus:
             "lag_seconds": self.lag_seconds,
             "exported_rows": stream.exported_rows if stream else 0,
             "updated_at": stream.updated_at if stream else None,
-            "pending": None,
+            "pending": asdict(pending) if pending else None,
             "last_success_at": stream.last_success_at if stream else None,
-            "last_error": stream.last_error if stream else None,
+            "last_error": state.error.message if state.error else stream and stream.last_error,
             "held": state.held,
             "retry_at": stream.retry_at if stream else None,
             "next_round": self.next_round,
             "dead_letters": state.dead_letters,
             "address": state.address,
             "delivered_to": stream.address if stream else None,
+            **({"removed": True} if state.removed else {}),
         }
-        if pending:
-            body["pending"] = asdict(pending)
-        if state.error:
-            body["last_error"] = state.error.message
-        if state.removed:
-            body["removed"] = True
-        return body
 
 
 def read_statuses(
     home: Home, config: Config, store: StateStore, now: datetime, sinks: Sequence[str] | None = None
 ) -> list[StreamStatus]:
-    return [_stream_status(home, config, store, state, now) for state in read_stream_states(home, config, store, sinks)]
+    found = []
+    for state in read_stream_states(home, config, store, sinks):
+        key, after, lag = state.key, state.watermark or 0, 0
+        lag_seconds: float | None = 0.0
+        if after < state.high_water:
+            # Imported here: only a stream that lags needs to open the lake.
+            from hypaware.lake.read import count_rows_between
+
+            lag = count_rows_between(home, key.dataset, key.source, after, state.high_water)
+        if lag:
+            with store.reading() as connection:
+                oldest = flushes.first_commit_above(connection, key.dataset, after)
+            lag_seconds = max(0.0, (now - oldest).total_seconds()) if oldest else None
+        upcoming = None if state.removed else next_round_at(config.sinks[key.sink].schedule, now)
+        found.append(StreamStatus(state, lag, lag_seconds, upcoming))
+    return found
 
 
 def find_idle_streams(home: Home, config: Config, store: StateStore, sinks: Sequence[str]) -> list[StreamState] | None:
-    """Return the streams of the sinks if a round has nothing to do; None if it has or may have.
-
-    Idle means: no row above a watermark, no pending intent, no spooled row and no unfinished flush; and every stream is
-    bound to its configured address and none is held.
-    """
+    """Return the streams of the sinks if all are idle, and no row is spooled or in an unfinished flush; else None."""
     datasets = {dataset for sink in sinks for dataset in config.sinks[sink].datasets}
     if any(reader.summarize_spool(home, dataset).segments for dataset in datasets):
         return None
@@ -224,10 +227,9 @@ def find_idle_streams(home: Home, config: Config, store: StateStore, sinks: Sequ
 def next_due_time(
     home: Home, config: Config, store: StateStore, sink: str, now: datetime, *, config_changed: bool = False
 ) -> datetime | None:
-    """Return the time from which a round of the sink makes sense, or None if it has nothing to do.
+    """Return the time from which a round of the sink makes sense, or None. Spooled rows do not count.
 
-    Spooled rows do not count: they are delivered after a flush has committed them. Raises the HypError of a sink
-    without a valid address.
+    Raises the HypError of a sink without a valid address.
     """
     found = read_stream_states(home, config, store, [sink])
     for state in found:
@@ -237,17 +239,103 @@ def next_due_time(
     return min((time for time in times if time is not None), default=None)
 
 
-def _stream_status(home: Home, config: Config, store: StateStore, state: StreamState, now: datetime) -> StreamStatus:
-    upcoming = None if state.removed else next_round_at(config.sinks[state.key.sink].schedule, now)
-    after = state.watermark or 0
-    if after >= state.high_water:
-        return StreamStatus(state, 0, 0.0, upcoming)
-    # Imported here: only a stream that lags needs to open the lake.
-    from hypaware.lake.read import count_rows_between
+@dataclass
+class StreamReport:
+    key: StreamKey
+    after: int | None = None
+    last: int | None = None
+    rows: int = 0
+    bytes: int = 0
+    chunks: int = 0
+    dead_letters: int = 0
+    withheld: int = 0
+    """Rows that the privacy gate excluded; the watermark passes them."""
+    redacted: Counter[str] = field(default_factory=Counter)
+    """Redaction rule → secrets replaced in the delivered rows."""
+    error: dict[str, Any] | None = None
+    held: bool = False
+    drained: bool = True
+    """Whether no row was left to deliver; a budget may end a round earlier."""
 
-    lag = count_rows_between(home, state.key.dataset, state.key.source, after, state.high_water)
-    if not lag:
-        return StreamStatus(state, 0, 0.0, upcoming)
-    with store.reading() as connection:
-        oldest = flushes.first_commit_above(connection, state.key.dataset, after)
-    return StreamStatus(state, lag, max(0.0, (now - oldest).total_seconds()) if oldest else None, upcoming)
+    def add_gate_report(self, gate_report: GateReport) -> None:
+        """Count the withheld rows and redactions of rows that were delivered or passed."""
+        rules: Counter[str] = sum(gate_report.secrets.values(), Counter())
+        self.withheld += len(gate_report.withheld)
+        self.redacted.update(rules)
+        if gate_report.withheld:
+            telemetry.count("hyp_sink_rows_withheld_total", len(gate_report.withheld), sink=self.key.sink)
+        for rule, count in rules.items():
+            telemetry.count("hyp_redactions_total", count, sink=self.key.sink, rule=rule)
+
+    @property
+    def status(self) -> str:
+        if self.held:
+            return HELD
+        if self.error:
+            return PARTIAL if self.chunks else FAILED
+        return PARTIAL if self.dead_letters else OK
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("after", "last", "rows", "bytes", "chunks", "dead_letters", "withheld")
+        return {
+            "dataset": self.key.dataset,
+            "source": self.key.source,
+            **{name: getattr(self, name) for name in names},
+            "redacted": dict(sorted(self.redacted.items())),
+            **({"error": self.error} if self.error else {}),
+        }
+
+
+@dataclass
+class SinkReport:
+    sink: str
+    streams: list[StreamReport] = field(default_factory=list)
+    error: dict[str, Any] | None = None
+
+    @property
+    def status(self) -> str:
+        found = {stream.status for stream in self.streams}
+        if self.error:
+            return FAILED
+        if found <= {OK}:
+            return OK
+        if found <= {OK, HELD}:
+            return HELD
+        delivered = PARTIAL in found or OK in found or any(stream.chunks for stream in self.streams)
+        return PARTIAL if delivered else FAILED
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "sink": self.sink,
+            "status": self.status,
+            "streams": [stream.as_json() for stream in self.streams],
+            **({"error": self.error} if self.error else {}),
+        }
+
+
+def idle_report(sinks: Sequence[str], idle_streams: Sequence[StreamState]) -> dict[str, Any]:
+    """Return the report of a round whose streams have nothing to deliver."""
+    return _plan_report(sinks, ((state, 0) for state in idle_streams))
+
+
+def dry_run_report(
+    home: Home, config: Config, store: StateStore | None, sinks: Sequence[str], now: datetime
+) -> dict[str, Any]:
+    """Return the report of a dry run, from state and metadata. No row is read, so bytes and chunks are 0."""
+    found = read_statuses(home, config, store, now, sinks) if store else ()
+    return _plan_report(sinks, ((each.state, each.lag_rows) for each in found))
+
+
+def _plan_report(sinks: Sequence[str], planned: Iterable[tuple[StreamState, int]]) -> dict[str, Any]:
+    """Return the report for these streams and the rows that each would deliver."""
+    reports = {sink: SinkReport(sink) for sink in sinks}
+    for state, rows in planned:
+        if state.removed:
+            continue
+        stream = StreamReport(state.key, after=state.watermark, last=state.high_water, rows=rows)
+        if state.held is not None and state.stream is not None:
+            stream.held, stream.error = True, {"kind": "held", "message": state.stream.last_error or state.held}
+        reports[state.key.sink].streams.append(stream)
+        if state.error:
+            reports[state.key.sink].error = state.error.as_json()
+    return {"sinks": [report.as_json() for report in reports.values()]}

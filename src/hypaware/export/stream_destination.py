@@ -2,39 +2,35 @@
 
 A stream is bound to its destination. If its sink now points elsewhere, or its delivery record was lost, the stream is
 held for the user. A missing watermark is read from the destination, under every incarnation that may have delivered.
-
 `adopt` and `resend` change every known stream of a sink, under their locks and in one transaction, and then write the
-mirror. A crash in between leaves a mirror that is one step behind; the next change updates it.
+mirror.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hypaware.config import Config
 from hypaware.errors import HypError, Retryable
-from hypaware.export import sink_registry, stream_locks
+from hypaware.export import sink_registry
 from hypaware.export.dead_letter_rows import make_letter
 from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, call_sink
-from hypaware.export.rows import cut_chunks, prepare_rows
+from hypaware.export.rows import RowReader, RowSource, cut_chunks
 from hypaware.export.sink import Destination, Sink, StreamCoverage
-from hypaware.export.stream_locks import lock_streams
+from hypaware.export.status import find_address
+from hypaware.export.stream_locks import lock_stream, lock_streams
 from hypaware.home import Home
 from hypaware.home.identity import Identity
-from hypaware.state import dead_letters, flushes, intents, mirror, streams
-from hypaware.state.intents import Intent, PlannedChunk
+from hypaware.state import dead_letters, flushes, mirror, streams
 from hypaware.state.store import Connection, load_identity
-from hypaware.state.streams import HELD_HISTORY_LOST, HELD_OUTCOME_UNKNOWN, HISTORY_LOST, Stream, StreamKey
+from hypaware.state.streams import Intent, PlannedChunk, Stream, StreamKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from datetime import datetime
 
-    from hypaware.export.privacy_gate import PrivacyGate
-    from hypaware.export.rows import RowReader
     from hypaware.state.store import StateStore
 
 ConfiguredAddresses = Mapping[tuple[str, str], str | None]
@@ -48,14 +44,17 @@ def resolve_stream(
 ) -> Stream:
     """Load the stream, or create it.
 
-    Streams follow their destination: a stream of the same rows to this destination whose sink was removed from the
-    config, or points elsewhere now, is this stream under another name. It is renamed, under its lock.
-
-    Raises DeliveryStopped if another configured sink delivers the same rows to this destination.
+    A stream of the same rows to this destination whose sink was removed from the config, or points elsewhere now, is
+    this stream under another name. It is renamed, under its lock. Raises DeliveryStopped if another configured sink
+    delivers the same rows to this destination.
     """
     with store.reading() as connection:
         known = streams.load_stream(connection, key)
-        others = [each for each in streams.list_streams(connection) if _delivers_same_rows(each, key, destination)]
+        others = [
+            each
+            for each in streams.list_streams(connection)
+            if replace(each.key, sink=key.sink) == key and each.key != key and destination.is_same(_bound_to(each))
+        ]
     for other in others:
         if _is_configured(other, addresses):
             raise DeliveryStopped(
@@ -64,16 +63,25 @@ def resolve_stream(
                 "one destination would deliver each row twice",
                 repair="hyp config show",
             )
-    if known and (not others or not _names_swapped(known, destination, addresses)):
-        return known
+    if known:
+        # Whether another sink now delivers to the destination that this stream is bound to.
+        swapped = not destination.is_same(_bound_to(known)) and any(
+            dataset == key.dataset and address == known.address for (_, dataset), address in addresses.items()
+        )
+        if not others or not swapped:
+            return known
     if not others:
-        return _create_stream(store, key, destination)
+        with store.transaction() as connection:
+            if found := streams.load_stream(connection, key):
+                return found
+            streams.create_stream(connection, key, destination.address)
+            streams.bind_stream(connection, key, destination.address, destination.id)
+            found = streams.load_stream(connection, key)
+        assert found is not None
+        return found
     # If several sinks delivered there one after the other, take the stream with the highest watermark.
     other = max(others, key=lambda each: each.watermark or 0)
-    lock = stream_locks.try_lock_stream(home, other.key)
-    if lock is None:
-        raise stream_locks.busy_error(home, other.key)
-    with lock, store.transaction() as connection:
+    with lock_stream(home, other.key), store.transaction() as connection:
         if known:
             # Keep it under the other name: it belongs to the destination that this sink pointed at before.
             streams.swap_streams(connection, key, other.key)
@@ -83,11 +91,8 @@ def resolve_stream(
     return resolve_stream(home, store, key, destination, addresses)
 
 
-def _names_swapped(known: Stream, destination: Destination, addresses: ConfiguredAddresses) -> bool:
-    """Return whether another sink now delivers to the destination that this stream is bound to."""
-    if destination.is_same(Destination(known.address, known.destination_id)):
-        return False
-    return any(dataset == known.key.dataset and to == known.address for (_, dataset), to in addresses.items())
+def _bound_to(stream: Stream) -> Destination:
+    return Destination(stream.address, stream.destination_id)
 
 
 def _is_configured(other: Stream, addresses: ConfiguredAddresses) -> bool:
@@ -95,31 +100,10 @@ def _is_configured(other: Stream, addresses: ConfiguredAddresses) -> bool:
     return where in addresses and addresses[where] in (other.address, None)
 
 
-def _delivers_same_rows(other: Stream, key: StreamKey, destination: Destination) -> bool:
-    rows = (other.key.dataset, other.key.source) == (key.dataset, key.source)
-    bound = Destination(other.address, other.destination_id)
-    return rows and other.key.sink != key.sink and destination.is_same(bound)
-
-
-def _create_stream(store: StateStore, key: StreamKey, destination: Destination) -> Stream:
-    with store.transaction() as connection:
-        if found := streams.load_stream(connection, key):
-            return found
-        streams.create_stream(connection, key, destination.address)
-        streams.bind_stream(connection, key, destination.address, destination.id)
-        found = streams.load_stream(connection, key)
-    assert found is not None
-    return found
-
-
 def record_failure(
-    store: StateStore,
-    keys: Iterable[StreamKey],
-    addresses: ConfiguredAddresses,
-    message: str,
-    retry_at: datetime | None,
-    attempts: int,
-) -> None:
+    store: StateStore, keys: Iterable[StreamKey], addresses: ConfiguredAddresses, message: str,
+    retry_at: datetime | None, attempts: int,
+) -> None:  # fmt: skip
     """Record that the destination of these streams could not be reached.
 
     Does not create a stream that may turn out to be the continuation of another one.
@@ -138,7 +122,7 @@ def record_failure(
 
 def check_binding(home: Home, store: StateStore, stream: Stream, destination: Destination) -> None:
     """Raise StreamHeld if the stream is bound to another destination."""
-    bound = Destination(stream.address, stream.destination_id)
+    bound = _bound_to(stream)
     if not destination.is_same(bound):
         sink = stream.key.sink
         raise StreamHeld(
@@ -157,13 +141,12 @@ def _describe(destination: Destination) -> str:
 
 
 async def find_watermark(
-    store: StateStore, lake: RowReader, gate: PrivacyGate, sink: Sink, identity: Identity, stream: Stream,
-    high_water: int, retries: RetryBudget,
-) -> int:  # fmt: skip
+    store: StateStore, source: RowSource, identity: Identity, stream: Stream, high_water: int, retries: RetryBudget
+) -> int:
     """Return the watermark of a stream whose state does not know it, and record it."""
-    covered = await _query_coverage(sink, identity, stream.key, retries)
+    covered = await _query_coverage(source.sink, identity, stream.key, retries)
     if covered is None:
-        return _assume_watermark(store, lake, identity, stream, high_water)
+        return _assume_watermark(store, source.lake, identity, stream, high_water)
     # Below the last fork, another home with the same past may have delivered rows that this one never had.
     if covered.last > max(high_water, identity.incarnation_ranges()[-1].after):
         raise DeliveryStopped(
@@ -173,15 +156,27 @@ async def find_watermark(
             repair="hyp verify",
         )
     holes = tuple((after, min(last, high_water)) for after, last in covered.holes if after < high_water)
-    covered = StreamCoverage(min(covered.last, high_water), holes)
-    chunks = await _plan_holes(lake, gate, sink, identity, stream.key, covered)
+    last, limits = min(covered.last, high_water), source.sink.limits
+    # Send the holes again: whether they were refused or kept elsewhere is unknown. A hole can be large, if a user
+    # adopted the stream at some point.
+    chunks: list[PlannedChunk] = []
+    for after, until in holes:
+        while after < until:
+            rows = await source.page(after, until, limits.rows)
+            chunks += cut_chunks(stream.key, identity, after, rows.reached, rows.seqs, rows.payload, limits)
+            after = rows.reached
     with store.transaction() as connection:
-        _drop_covered_letters(connection, stream.key, covered, chunks)
+        # Drop the dead letters that the destination has or that are sent again. Keep those that exist nowhere else.
+        for letter in dead_letters.list_stream_letters(connection, stream.key):
+            in_hole = any(after < letter.last and letter.after < until for after, until in holes)
+            is_planned = any(each.after < letter.last and letter.after < each.last for each in chunks)
+            if is_planned or not in_hole:
+                dead_letters.drop_letter(connection, letter.id)
         if chunks:
-            intents.save_intent(connection, Intent(stream.key, 0, covered.last, tuple(chunks)))
+            streams.save_intent(connection, Intent(stream.key, 0, last, tuple(chunks)))
         else:
-            streams.raise_watermark(connection, stream.key, covered.last)
-    return covered.last
+            streams.raise_watermark(connection, stream.key, last)
+    return last
 
 
 async def _query_coverage(
@@ -189,8 +184,7 @@ async def _query_coverage(
 ) -> StreamCoverage | None:
     """Query the destination under every incarnation, for the sequences that belong to it.
 
-    Above a fork, another home may have delivered its own rows under the same incarnation. Rows that an earlier
-    incarnation lacks below those of a later one are a hole as well.
+    Rows that an earlier incarnation lacks below those of a later one are a hole as well.
     """
     last, holes = 0, []
     for epoch in identity.incarnation_ranges():
@@ -211,38 +205,10 @@ async def _query_coverage(
     return StreamCoverage(last, tuple(hole for hole in holes if hole[0] < hole[1]))
 
 
-async def _plan_holes(
-    lake: RowReader, gate: PrivacyGate, sink: Sink, identity: Identity, key: StreamKey, covered: StreamCoverage
-) -> list[PlannedChunk]:
-    """Cut the holes into chunks, to send them again: whether they were refused or kept elsewhere is unknown.
-
-    A hole can be large, if a user adopted the stream at some point.
-    """
-    chunks = []
-    for after, last in covered.holes:
-        while after < last:
-            page = await lake.page(key.dataset, key.source, after, last, sink.limits.rows)
-            prepared = await prepare_rows(gate, sink, key, page.rows, after, page.reached)
-            chunks += cut_chunks(key, identity, after, page.reached, prepared.seqs, prepared.payload, sink.limits)
-            after = page.reached
-    return chunks
-
-
-def _drop_covered_letters(
-    connection: Connection, key: StreamKey, covered: StreamCoverage, planned: Sequence[PlannedChunk]
-) -> None:
-    """Drop the dead letters that the destination has or that are sent again. Keep those that exist nowhere else."""
-    for letter in dead_letters.list_stream_letters(connection, key):
-        in_hole = any(after < letter.last and letter.after < last for after, last in covered.holes)
-        is_planned = any(each.after < letter.last and letter.after < each.last for each in planned)
-        if is_planned or not in_hole:
-            dead_letters.drop_letter(connection, letter.id)
-
-
 def _assume_watermark(store: StateStore, lake: RowReader, identity: Identity, stream: Stream, high_water: int) -> int:
     fork = identity.incarnation_ranges()[-1].after
     start = 0
-    if stream.history == HISTORY_LOST:
+    if stream.history == streams.HISTORY_LOST:
         if lake.count(stream.key.dataset, stream.key.source, 0, fork):
             sink = stream.key.sink
             raise StreamHeld(
@@ -259,8 +225,6 @@ def _assume_watermark(store: StateStore, lake: RowReader, identity: Identity, st
 
 @dataclass(frozen=True)
 class BindingChange:
-    """The change made to one stream."""
-
     key: StreamKey
     previous_address: str
     address: str
@@ -284,17 +248,20 @@ class BindingChange:
 def adopt(home: Home, config: Config, store: StateStore, sink: str) -> list[BindingChange]:
     """Continue the streams at the address that the config has now.
 
-    If a removed sink delivered to that address before, its watermarks apply. Undelivered chunks of a pending intent are
-    sent there under their ids. If the delivery record was lost, every row that existed at that moment is treated as
-    delivered. A chunk that may have arrived and is refused now becomes a dead letter: it is neither lost nor sent under
-    other ids.
+    If a removed sink delivered to that address before, its watermarks apply. If the delivery record was lost, every row
+    that existed at that moment is treated as delivered. A chunk that may have arrived and is refused now becomes a dead
+    letter: it is neither lost nor sent under other ids.
     """
 
     def change(connection: Connection, stream: Stream) -> int:
-        if stream.held == HELD_OUTCOME_UNKNOWN:
-            _bury_refused_chunk(connection, stream)
+        if stream.held == streams.HELD_OUTCOME_UNKNOWN:
+            intent = streams.load_intent(connection, stream.key)
+            if intent and intent.due:
+                reason = f"it may have arrived before it was refused: {stream.last_error}"
+                dead_letters.add_letter(connection, make_letter(stream.key, intent.due[0], reason), None)
+                streams.finish_unsent_chunk(connection, stream.key, intent.due[0])
         # Only if it is held for this: a destination that can be queried reports what it has.
-        if stream.watermark is None and stream.held == HELD_HISTORY_LOST:
+        if stream.watermark is None and stream.held == streams.HELD_HISTORY_LOST:
             high_water = flushes.load_high_water(connection, stream.key.dataset).get(stream.key.dataset, {})
             identity = load_identity(connection)
             assert identity is not None
@@ -306,21 +273,12 @@ def adopt(home: Home, config: Config, store: StateStore, sink: str) -> list[Bind
     return _rebind_streams(home, config, store, sink, change, recall=True)
 
 
-def _bury_refused_chunk(connection: Connection, stream: Stream) -> None:
-    intent = intents.load_intent(connection, stream.key)
-    if intent and intent.due:
-        chunk = intent.due[0]
-        reason = f"it may have arrived before it was refused: {stream.last_error}"
-        dead_letters.add_letter(connection, make_letter(stream.key, chunk, reason), None)
-        intents.finish_unsent_chunk(connection, stream.key, chunk)
-
-
 def resend(home: Home, config: Config, store: StateStore, sink: str) -> list[BindingChange]:
     """Restart the streams at the address that the config has now. Pending intents and dead letters are dropped."""
 
     def change(connection: Connection, stream: Stream) -> int:
-        letters = [each for each in dead_letters.list_letters(connection, sink) if each.key == stream.key]
-        intents.cancel_intent(connection, stream.key)
+        letters = dead_letters.list_stream_letters(connection, stream.key)
+        streams.cancel_intent(connection, stream.key)
         dead_letters.drop_stream_letters(connection, stream.key)
         streams.reset_watermark(connection, stream.key)
         return len(letters)
@@ -336,60 +294,39 @@ def _rebind_streams(
         identity = load_identity(connection)
     assert identity is not None, "an opened home has an identity"
     address = sink_registry.sink_address(home, config, identity, sink)
-    if others := _other_sinks_at(home, config, identity, sink, address):
-        raise HypError(
-            f"the sink {others[0]} also delivers to {address}: two sinks with one destination would deliver each row "
-            "twice. Nothing was changed",
-            kind="destination_taken",
-            repair="hyp config show",
-        )
+    for name, other in config.sinks.items():
+        shares_rows = name != sink and set(other.datasets) & set(config.sinks[sink].datasets)
+        if shares_rows and find_address(home, config, identity, name)[0] == address:
+            raise HypError(
+                f"the sink {name} also delivers to {address}: two sinks with one destination would deliver each row "
+                "twice. Nothing was changed",
+                kind="destination_taken",
+                repair="hyp config show",
+            )
     with store.reading() as connection:
-        keys = {stream.key for stream in streams.list_streams(connection) if stream.key.sink == sink}
-    remembered = _previous_streams(store, keys, address) if recall else {}
+        known = streams.list_streams(connection)
+    keys = {stream.key for stream in known if stream.key.sink == sink}
+    # Each stream that is bound elsewhere → the stream of the same rows that was delivered to the address.
+    remembered: dict[StreamKey, StreamKey] = {}
+    for key in keys if recall else ():
+        there = [each for each in known if replace(each.key, sink=sink) == key and each.address == address]
+        if there and all(stream.key != key for stream in there):
+            remembered[key] = max(there, key=lambda stream: stream.watermark or 0).key
+    changes: list[BindingChange] = []
     with lock_streams(home, keys | set(remembered.values())):
         with store.transaction() as connection:
-            for key, other in remembered.items():
-                streams.swap_streams(connection, key, other)
-            changes = [_rebind_stream(connection, key, address, change) for key in sorted(keys)]
+            for key, previous in remembered.items():
+                streams.swap_streams(connection, key, previous)
+            for key in sorted(keys):
+                before = streams.load_stream(connection, key)
+                if before is None:
+                    raise Retryable(f"{key} was renamed at the same time; nothing was changed", kind="stream_renamed")
+                dropped = change(connection, before)
+                streams.bind_stream(connection, key, address, None)
+                streams.release_stream(connection, key)
+                after = streams.load_stream(connection, key)
+                assert after is not None
+                changes.append(BindingChange(key, before.address, address, after.watermark, before.held, dropped))
         if changes:
             mirror.write_mirror(home.mirror, store)
     return changes
-
-
-def _other_sinks_at(home: Home, config: Config, identity: Identity, sink: str, address: str) -> list[str]:
-    """Return the other configured sinks that deliver rows of the same datasets to the address."""
-    found = []
-    for name, other in config.sinks.items():
-        if name != sink and set(other.datasets) & set(config.sinks[sink].datasets):
-            with suppress(HypError):
-                if sink_registry.sink_address(home, config, identity, name) == address:
-                    found.append(name)
-    return found
-
-
-def _previous_streams(store: StateStore, keys: set[StreamKey], address: str) -> dict[StreamKey, StreamKey]:
-    """Map each stream that is bound elsewhere to the stream of the same rows that was delivered to the address."""
-    with store.reading() as connection:
-        known = {stream.key: stream for stream in streams.list_streams(connection)}
-    found = {}
-    for key in keys:
-        there = [
-            stream
-            for stream in known.values()
-            if (stream.key.dataset, stream.key.source) == (key.dataset, key.source) and stream.address == address
-        ]
-        if there and all(stream.key != key for stream in there):
-            found[key] = max(there, key=lambda stream: stream.watermark or 0).key
-    return found
-
-
-def _rebind_stream(connection: Connection, key: StreamKey, address: str, change: StreamChange) -> BindingChange:
-    before = streams.load_stream(connection, key)
-    if before is None:
-        raise Retryable(f"{key} was renamed at the same time; nothing was changed", kind="stream_renamed")
-    dropped = change(connection, before)
-    streams.bind_stream(connection, key, address, None)
-    streams.release_stream(connection, key)
-    after = streams.load_stream(connection, key)
-    assert after is not None
-    return BindingChange(key, before.address, address, after.watermark, before.held, dropped)

@@ -24,31 +24,17 @@ _POLL_SECONDS = 0.02
 _LOOP_POLL_SECONDS = 0.05
 
 
-class StreamLock:
-    """A held lock; released once, explicitly or by a `with` statement."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd: int | None = fd
-
-    def release(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            locks.unlock(fd)
-
-    def __enter__(self) -> StreamLock:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.release()
-
-
-def try_lock_stream(home: Home, key: StreamKey) -> StreamLock | None:
-    """Take the lock without waiting; None if another process holds it."""
+def try_lock_stream(home: Home, key: StreamKey) -> ExitStack | None:
+    """Take the lock without waiting; None if another process holds it. Closing the stack releases it, once."""
     fd = locks.try_lock(lock_path(home, key))
-    return None if fd is None else StreamLock(fd)
+    if fd is None:
+        return None
+    held = ExitStack()
+    held.callback(locks.unlock, fd)
+    return held
 
 
-async def acquire_lock(home: Home, key: StreamKey, wait: float) -> StreamLock:
+async def acquire_lock(home: Home, key: StreamKey, wait: float) -> ExitStack:
     """Take the lock without blocking the event loop. Raises Retryable (`stream_busy`) after `wait` seconds."""
     deadline = time.monotonic() + wait
     while (lock := try_lock_stream(home, key)) is None:

@@ -52,7 +52,6 @@ class AttachStatus:
     base_url: str | None
     upstream: str | None
     answered_by: str | None
-    """gateway, fallback, or None."""
     last_seen_at: str | None = None
     exchanges: int = 0
     attached_at: str | None = None
@@ -81,9 +80,18 @@ def attach_status(home: Home, client: ClientSettings, environment: Environment) 
     seen = read_activity(home).get(client.name, {})
     last_seen = seen.get("last_seen_at")
     exchanges = seen.get("exchanges")
+    if record is None and answered_by is None:
+        state = "detached"
+    elif record is not None and base_url != record.base_url:
+        state = "changed"
+    elif answered_by == "gateway":
+        attached_at = record.at if record else ""
+        state = "recording" if last_seen and str(last_seen) >= attached_at else "attached"
+    else:
+        state = "passing" if answered_by else "broken"
     return AttachStatus(
         client=client.name,
-        state=_attach_state(base_url, record, answered_by, str(last_seen or "")),
+        state=state,
         path=path,
         base_url=base_url,
         upstream=record.upstream.base_url if record and record.upstream else None,
@@ -93,18 +101,6 @@ def attach_status(home: Home, client: ClientSettings, environment: Environment) 
         attached_at=record.at if record else None,
         problem=problem,
     )
-
-
-def _attach_state(
-    base_url: str | None, record: attach.AttachRecord | None, answered_by: str | None, last_seen: str
-) -> str:
-    if record is None and answered_by is None:
-        return "detached"
-    if record is not None and base_url != record.base_url:
-        return "changed"
-    if answered_by == "gateway":
-        return "recording" if last_seen and last_seen >= (record.at if record else "") else "attached"
-    return "passing" if answered_by else "broken"
 
 
 def probe_gateway(home: Home, base_url: str) -> str | None:

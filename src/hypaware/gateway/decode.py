@@ -1,35 +1,47 @@
-"""Decoding of recorded exchanges: decompress and parse the bodies, redact the headers and the URL.
+"""Decoding of recorded exchanges: decompress and parse the bodies, redact the headers, the URL and then the content.
 
 Malformed input never raises. A body that cannot be decompressed or exceeds the limits is left out, and `error` says
 why. A body that is not JSON stays text; a body that is not text is None. `error` holds why the exchange ended early,
 then the problems with its bodies: `client_abort; response gzip: ends early`.
+
+Content is redacted (`redaction.kept` in the config) before projection, so that rows, raw exchange and a later
+reprojection contain the same text and derive the same ids. An exchange without secrets is not changed at all.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import brotli  # type: ignore[import-untyped]
 import orjson
 from backports import zstd
 
 from hypaware.gateway.exchange import DecodedExchange, Headers, RecordedBody, RecordedExchange, SseEvent
-from hypaware.privacy.redact import redact_headers, redact_query
+from hypaware.privacy.redact import (
+    map_json,
+    redact_headers,
+    redact_json,
+    redact_json_text,
+    redact_query,
+    redact_text,
+)
 
-_FIELD_PREFIXES = ("event:", "data:", "id:", "retry:", ":")
-_RUN_ID_HEADER = "x-hyp-dev-run-id"
 _TEXT_TYPES = ("text/", "application/json", "application/x-ndjson", "+json", "application/xml", "urlencoded")
 _STEP = 1 << 16
 _MAX_LAYERS = 4
 # Larger windows are rejected, as browsers do.
-_ZSTD_WINDOW_LOG = 23
+_ZSTD_OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
-_GZIP_MAGIC = b"\x1f\x8b"
+_INDEX_KEYS = ("item_id", "output_index", "content_index", "summary_index")
+_METADATA_KEYS = ("type", "id", "role", "name")
+_ARGUMENT_KEYS = ("partial_json", "arguments")
+_TOO_DEEP = '"nested too deeply"'
 Blocks = Iterable[bytes]
-_Decoder = Callable[[Blocks], Iterator[bytes]]
 
 
 def decode_exchange(recording: RecordedExchange, limits: DecompressionLimits | None = None) -> DecodedExchange:
@@ -41,7 +53,7 @@ def decode_exchange(recording: RecordedExchange, limits: DecompressionLimits | N
         request.problem and f"request {request.problem}",
         response.problem and f"response {response.problem}",
     )
-    run_id = _get_header(recording.request_headers, _RUN_ID_HEADER)
+    run_id = _get_header(recording.request_headers, "x-hyp-dev-run-id")
     path, query = redact_query(recording.path)
     return DecodedExchange(
         exchange_id=recording.exchange_id,
@@ -81,30 +93,25 @@ class _BodyContent:
 
 def _read_body(body: RecordedBody, headers: Headers, limits: DecompressionLimits, *, may_stream: bool) -> _BodyContent:
     encodings = [name.strip().lower() for name in _get_header(headers, "content-encoding").split(",")]
-    body_data = decompress(body.blocks(), encodings, limits, body.size)
-    if not body_data.data:
-        return _BodyContent("" if body.size == 0 else None, problem=body_data.problem)
+    data, problem = decompress(body.blocks(), encodings, limits, body.size)
+    if not data:
+        return _BodyContent("" if body.size == 0 else None, problem=problem)
     media_type = _get_header(headers, "content-type").partition(";")[0].strip().lower()
-    text = _decode_text(body_data.data, media_type)
-    if text is None:
-        return _BodyContent(problem=body_data.problem)
-    if may_stream and media_type == "text/event-stream":
-        return _BodyContent(text, events=parse_events(text), problem=body_data.problem)
-    document = parse_json(body_data.data)
-    if document is None and may_stream and "json" not in media_type and looks_like_sse(text):
-        return _BodyContent(text, events=parse_events(text), problem=body_data.problem)
-    return _BodyContent(text, document, problem=body_data.problem)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        if not any(kind in media_type for kind in _TEXT_TYPES):
+            return _BodyContent(problem=problem)
+        text = data.decode(errors="replace")
+    is_stream = may_stream and media_type == "text/event-stream"
+    document = None if is_stream else parse_json(data)
+    if is_stream or (document is None and may_stream and "json" not in media_type and looks_like_sse(text)):
+        return _BodyContent(text, events=parse_events(text), problem=problem)
+    return _BodyContent(text, document, problem=problem)
 
 
 def _get_header(headers: Headers, name: str) -> str:
     return ", ".join(value for header, value in headers if header.lower() == name)
-
-
-def _decode_text(data: bytes | bytearray, media_type: str) -> str | None:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data.decode(errors="replace") if any(kind in media_type for kind in _TEXT_TYPES) else None
 
 
 def parse_json(data: bytes | bytearray | str) -> Any:
@@ -154,7 +161,7 @@ def parse_sse(text: str) -> Iterator[SseEvent]:
 
 def looks_like_sse(text: str) -> bool:
     """Return whether a response without a content type looks like an event stream."""
-    return text.removeprefix("\ufeff").lstrip("\r\n").startswith(_FIELD_PREFIXES)
+    return text.removeprefix("\ufeff").lstrip("\r\n").startswith(("event:", "data:", "id:", "retry:", ":"))
 
 
 @dataclass(frozen=True)
@@ -166,15 +173,12 @@ class DecompressionLimits:
     ratio_from: int = 4 << 20
 
 
-@dataclass(frozen=True)
-class Decompressed:
-    data: bytes | bytearray
-    """The decompressed data, or the part before an error; empty if it exceeds the limits."""
-    problem: str | None = None
-
-
-def decompress(blocks: Blocks, encodings: Sequence[str], limits: DecompressionLimits, size: int = 0) -> Decompressed:
+def decompress(
+    blocks: Blocks, encodings: Sequence[str], limits: DecompressionLimits, size: int = 0
+) -> tuple[bytes | bytearray, str | None]:
     """Decompress blocks: gzip, deflate (with a zlib frame or raw), br and zstd, also several in sequence.
+
+    Return the data, or the part before an error, and the error; no data if it exceeds the limits.
 
     Decompression runs in small steps, so only the last layer is ever complete in memory, and it stops at the limits: a
     decompression bomb costs no more than the limit. A truncated stream yields the data before the truncation.
@@ -185,13 +189,22 @@ def decompress(blocks: Blocks, encodings: Sequence[str], limits: DecompressionLi
     layers = [name for name in encodings if name not in ("identity", "")]
     unknown = [name for name in layers if name not in _DECODERS]
     if unknown:
-        return Decompressed(b"", f"encoding {unknown[0][:40]} is unknown")
+        return b"", f"encoding {unknown[0][:40]} is unknown"
     if len(layers) > _MAX_LAYERS:
-        return Decompressed(b"", f"{len(layers)} encodings, one in the other")
+        return b"", f"{len(layers)} encodings, one in the other"
     if size > limits.size:
-        return Decompressed(b"", f"larger than {limits.size >> 20} MiB")
-    counted = _CountedBlocks(blocks)
-    stream: Iterator[bytes] = iter(counted)
+        return b"", f"larger than {limits.size >> 20} MiB"
+    compressed_size = 0
+
+    def read_steps() -> Iterator[bytes]:
+        nonlocal compressed_size
+        for block in blocks:
+            compressed_size += len(block)
+            # A block may be an entire body.
+            for at in range(0, len(block), _STEP):
+                yield block[at : at + _STEP]
+
+    stream = read_steps()
     for name in reversed(layers):
         stream = _DECODERS[name](stream)
     data = bytearray()
@@ -199,63 +212,41 @@ def decompress(blocks: Blocks, encodings: Sequence[str], limits: DecompressionLi
         for chunk in stream:
             data += chunk
             if len(data) > limits.size:
-                return Decompressed(b"", f"larger than {limits.size >> 20} MiB")
-            if layers and len(data) > max(limits.ratio_from, limits.ratio * counted.size):
-                return Decompressed(b"", f"unpacks to more than {limits.ratio} times its size")
+                return b"", f"larger than {limits.size >> 20} MiB"
+            if layers and len(data) > max(limits.ratio_from, limits.ratio * compressed_size):
+                return b"", f"unpacks to more than {limits.ratio} times its size"
     except _InvalidData as broken:
-        return Decompressed(data, str(broken))
-    return Decompressed(data)
-
-
-class _CountedBlocks:
-    def __init__(self, blocks: Blocks) -> None:
-        self._blocks = blocks
-        self.size = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        for block in self._blocks:
-            self.size += len(block)
-            # A block may be an entire body.
-            for at in range(0, len(block), _STEP):
-                yield block[at : at + _STEP]
+        return data, str(broken)
+    return data, None
 
 
 class _InvalidData(Exception):
     """The compressed data is invalid or truncated."""
 
 
-def _gzip(blocks: Blocks) -> Iterator[bytes]:
-    return _zlib(blocks, lambda _first: _GZIP_OR_ZLIB, "gzip")
-
-
-def _deflate(blocks: Blocks) -> Iterator[bytes]:
-    return _zlib(blocks, lambda first: zlib.MAX_WBITS if _has_zlib_frame(first) else -zlib.MAX_WBITS, "deflate")
-
-
-def _has_zlib_frame(first: bytes) -> bool:
-    return first[0] & 0x0F == 8 and (len(first) < 2 or int.from_bytes(first[:2], "big") % 31 == 0)
-
-
-def _zlib(blocks: Blocks, bits: Callable[[bytes], int], name: str) -> Iterator[bytes]:
+def _zlib(blocks: Blocks, name: str) -> Iterator[bytes]:
     stream = None
     for block in blocks:
         rest = block
         while rest:
-            stream = stream or zlib.decompressobj(bits(rest))
+            if stream is None:
+                has_frame = rest[0] & 0x0F == 8 and (len(rest) < 2 or int.from_bytes(rest[:2], "big") % 31 == 0)
+                is_raw = name == "deflate" and not has_frame
+                stream = zlib.decompressobj(-zlib.MAX_WBITS if is_raw else _GZIP_OR_ZLIB)
             full = False
             # A full step may leave output behind in the decompressor.
             while rest or full:
                 try:
                     chunk = stream.decompress(rest, _STEP)
                 except zlib.error as error:
-                    raise _InvalidData(f"{name}: {_describe(error)}") from None
+                    raise _InvalidData(f"{name}: {error!s:.120}") from None
                 yield chunk
                 rest, full = stream.unconsumed_tail, len(chunk) == _STEP
                 if stream.eof:
                     break
             if stream.eof:
                 rest, stream = stream.unused_data, None
-                if not rest.startswith(_GZIP_MAGIC[: len(rest)]):
+                if not rest.startswith(b"\x1f\x8b"[: len(rest)]):
                     # The rest is padding after the last member.
                     return
     if stream is not None:
@@ -272,7 +263,7 @@ def _br(blocks: Blocks) -> Iterator[bytes]:
                 yield chunk
                 chunk = stream.process(b"", output_buffer_limit=_STEP)
         except brotli.error as error:
-            raise _InvalidData(f"br: {_describe(error)}") from None
+            raise _InvalidData(f"br: {error!s:.120}") from None
         if stream.is_finished():
             return
     if stream is not None:
@@ -293,7 +284,7 @@ def _zstd(blocks: Blocks) -> Iterator[bytes]:
                         break
                     chunk = stream.decompress(b"", _STEP)
             except zstd.ZstdError as error:
-                raise _InvalidData(f"zstd: {_describe(error)}") from None
+                raise _InvalidData(f"zstd: {error!s:.120}") from None
             rest = b""
             if stream.eof:
                 rest, stream = stream.unused_data, None
@@ -301,17 +292,124 @@ def _zstd(blocks: Blocks) -> Iterator[bytes]:
         raise _InvalidData("zstd: ends early")
 
 
-def _describe(error: Exception) -> str:
-    return str(error)[:120]
-
-
-_ZSTD_OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
-
-
-_DECODERS: dict[str, _Decoder] = {
-    "gzip": _gzip,
-    "x-gzip": _gzip,
-    "deflate": _deflate,
+_DECODERS: dict[str, Callable[[Blocks], Iterator[bytes]]] = {
+    "gzip": partial(_zlib, name="gzip"),
+    "x-gzip": partial(_zlib, name="gzip"),
+    "deflate": partial(_zlib, name="deflate"),
     "br": _br,
     "zstd": _zstd,
 }
+
+
+def redact_exchange(decoded: DecodedExchange, rules_off: Collection[str] = ()) -> tuple[DecodedExchange, Counter[str]]:
+    """Return the exchange without secrets, and how often each rule matched."""
+    counts: Counter[str] = Counter()
+    request, request_text = _redact_body(decoded.request, decoded.request_text, rules_off, counts)
+    if decoded.events is None:
+        response, response_text = _redact_body(decoded.response, decoded.response_text, rules_off, counts)
+        events: tuple[SseEvent, ...] | None = None
+    else:
+        before = counts.total()
+        events = _redact_stream(decoded.events, rules_off, counts)
+        response, response_text = decoded.response, decoded.response_text
+        if counts.total() != before:
+            response_text = "".join(map(_serialize_event, events))
+    if not counts:
+        return decoded, counts
+    bodies = {"request": request, "request_text": request_text, "response": response, "response_text": response_text}
+    return replace(decoded, **bodies, events=events), counts
+
+
+def _redact_body(document: Any, text: str | None, off: Collection[str], counts: Counter[str]) -> tuple[Any, str | None]:
+    if text is None:
+        return document, None
+    if document is None:
+        text, found = redact_text(text, off)
+        counts.update(found)
+        return None, text
+    document, found = redact_json(document, off)
+    counts.update(found)
+    if not found:
+        return document, text
+    try:
+        # Serialized as clients do it, with the keys in their order, so that a repeated history has the same parts.
+        return document, orjson.dumps(document).decode()
+    except TypeError:
+        # Nested too deeply to serialize.
+        return document, redact_text(text, off)[0]
+
+
+def _redact_stream(events: Sequence[SseEvent], off: Collection[str], counts: Counter[str]) -> tuple[SseEvent, ...]:
+    """Redact the fragments of each text joined, because a secret may be split anywhere, then event by event.
+
+    If the joined fragments contain a secret, the first one gets all of the redacted text and the others become empty,
+    so a reader assembles the same response.
+    """
+    documents = [map_json(event.data, lambda text: text, lambda _name, text: text) for event in events]
+    streams: dict[Hashable, list[_Fragment]] = {}
+    for event, document in zip(events, documents, strict=True):
+        for fragment in _find_fragments(event.type, document):
+            streams.setdefault(fragment.stream, []).append(fragment)
+    for fragments in streams.values():
+        if len(fragments) < 2:
+            continue
+        joined = "".join(fragment.holder[fragment.name] for fragment in fragments)
+        text, kinds = redact_json_text(joined, off) if fragments[0].is_json else redact_text(joined, off)
+        if kinds:
+            counts.update(kinds)
+            for fragment in fragments:
+                fragment.holder[fragment.name] = ""
+            fragments[0].holder[fragments[0].name] = text
+    found = [redact_json(document, off) for document in documents]
+    counts.update(kind for _, each in found for kind in each.elements())
+    return tuple(SseEvent(event.type, document) for event, (document, _) in zip(events, found, strict=True))
+
+
+class _Fragment(NamedTuple):
+    """A string that continues the others of its stream: `holder[name]`."""
+
+    stream: Hashable
+    holder: dict[str, Any]
+    name: str
+    is_json: bool
+    """Whether it holds a tool's arguments. Other text stays text even if it is JSON, as in the transcript."""
+
+
+def _find_fragments(kind: str, data: Any) -> Iterator[_Fragment]:
+    """`delta` is a string (Responses), an object of strings (Anthropic), or such an object in each choice (Chat)."""
+    if not isinstance(data, dict):
+        return
+    delta = data.get("delta")
+    if isinstance(delta, str):
+        stream = (kind, *(str(data.get(name)) for name in _INDEX_KEYS))
+        yield _Fragment(stream, data, "delta", is_json="arguments" in kind)
+    elif isinstance(delta, dict):
+        yield from _text_fragments(("delta", str(data.get("index"))), delta)
+    choices = data.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and isinstance(delta := choice.get("delta"), dict):
+            stream = ("choice", str(choice.get("index")))
+            yield from _text_fragments(stream, delta)
+            for name in ("function_call", "audio"):
+                if isinstance(nested := delta.get(name), dict):
+                    yield from _text_fragments((*stream, name), nested)
+            calls = delta.get("tool_calls")
+            for call in calls if isinstance(calls, list) else ():
+                tool = call.get("function") or call.get("custom") if isinstance(call, dict) else None
+                if isinstance(tool, dict):
+                    yield from _text_fragments((*stream, str(call.get("index"))), tool)
+
+
+def _text_fragments(stream: tuple[str, ...], holder: dict[str, Any]) -> Iterator[_Fragment]:
+    for name, value in holder.items():
+        if isinstance(value, str) and name not in _METADATA_KEYS:
+            yield _Fragment((*stream, name), holder, name, is_json=name in _ARGUMENT_KEYS)
+
+
+def _serialize_event(event: SseEvent) -> str:
+    try:
+        text = event.data if isinstance(event.data, str) else orjson.dumps(event.data).decode()
+    except TypeError:
+        text = _TOO_DEEP
+    lines = "\n".join(f"data: {line}" for line in text.split("\n"))
+    return f"event: {event.type}\n{lines}\n\n"

@@ -109,7 +109,3 @@ class DecodedExchange:
     """Why the exchange ended early (see `RecordedExchange.error`), or why a body could not be decompressed."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Values that the client asked to store: `{"dev_run_id": …}` (header x-hyp-dev-run-id)."""
-
-    @property
-    def is_sse(self) -> bool:
-        return self.events is not None

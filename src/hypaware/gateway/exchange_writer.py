@@ -1,16 +1,13 @@
-"""The exchange writer: turns a finished exchange into rows and stores them. It is the exchange handler of the daemon's
-recorder and runs on the recorder's thread.
+"""The exchange writer: turns a finished exchange into rows and stores them, on the recorder's thread.
 
     decode → redact → project → apply the privacy policy → raw row and message rows → spool writer
 
-Ids derive from the content of an exchange, so the flush drops rows that arrive twice, after a restart or from a
-reprojection. `ConversationCache` knows only the rows of this process. It is cleared when rows are lost, so that the
-next request of each conversation produces them again.
+Ids derive from the content of an exchange, so the flush drops rows that arrive twice. `ConversationCache` is cleared
+when rows are lost, so that the next request of each conversation produces them again.
 
-Messages without the client's own id wait for their transcript. A message that does not fit its table goes to the spool
-unchanged: the flush checks every row again, rejects this one and stores it with the reason. If it cannot even be
-serialized, the raw exchange still holds it. An exchange in an unknown dialect is stored raw and counted by its path. An
-exchange whose privacy class is `ignore` leaves nothing but a count.
+A message that does not fit its table goes to the spool unchanged: the flush rejects it and stores it with the reason.
+If it cannot even be serialized, the raw exchange still holds it. An exchange in an unknown dialect is stored raw and
+counted by its path. An exchange whose privacy class is `ignore` leaves nothing but a count.
 """
 
 from __future__ import annotations
@@ -19,23 +16,22 @@ import logging
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, repeat
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
 from hypaware import faults
 from hypaware.config import Config
 from hypaware.errors import Retryable
-from hypaware.gateway.decode import decode_exchange
+from hypaware.gateway.decode import decode_exchange, redact_exchange
 from hypaware.gateway.exchange import DecodedExchange, RecordedExchange
 from hypaware.gateway.projection.conversation import ConversationCache
 from hypaware.gateway.projection.projector import Projection, SessionFacts, project_exchange
 from hypaware.gateway.raw_exchanges import StoredParts, build_raw_row
-from hypaware.gateway.redaction import redact_exchange
 from hypaware.model.datasets import Row, RowRejected, coerce_row
 from hypaware.model.privacy_class import PrivacyClass
 from hypaware.model.schemas import AI_GATEWAY_EXCHANGES, AI_GATEWAY_MESSAGES
@@ -92,10 +88,10 @@ class ExchangeWriter:
         self._on_client_seen = on_client_seen
         self._conversations, self._parts = ConversationCache(), StoredParts(max_sessions=_MAX_SESSIONS)
         self._folders: OrderedDict[str, str] = OrderedDict()
-        self._counts = ExchangeCounts()
+        self.counts = ExchangeCounts()
         self._lost_rows = threading.Event()
         self._writing, self._lock = threading.Lock(), threading.RLock()
-        self._spool_writer = SpoolWriter(spool, self._count_lost)
+        self._spool_writer = SpoolWriter(spool.append_coerced, self._count_lost)
         self.update_config(config)
 
     def update_config(self, config: Config) -> None:
@@ -108,10 +104,6 @@ class ExchangeWriter:
             find_cwd=lambda session: self._facts(session).get("cwd") or self._folders.get(session),
             remember=True,
         )
-
-    @property
-    def counts(self) -> ExchangeCounts:
-        return self._counts
 
     def stop_retrying(self) -> None:
         """Give up on rows that cannot be stored at once, because the daemon is stopping."""
@@ -136,9 +128,21 @@ class ExchangeWriter:
             try:
                 if client := projection.client_name or decoded.client_name:
                     self._on_client_seen(client, decoded.ended_at)
-                if self._is_ignored(decoded, projection):
+                headers = decoded.request_headers
+                stated = next((headers[name] for name in _SESSION_HEADERS if name in headers), None)
+                session = projection.session_id or stated
+                cwd = next((row["cwd"] for row in projection.rows if row.get("cwd")), None)
+                if cwd and session:
+                    # Requests that are not part of the conversation do not name the folder.
+                    self._folders[session] = cwd
+                    self._folders.move_to_end(session)
+                    if len(self._folders) > _MAX_FOLDERS:
+                        self._folders.popitem(last=False)
+                if self._privacy.decide(cwd, session).privacy_class is PrivacyClass.IGNORE:
                     self._conversations.rollback(projection.changes)
-                    self._count(decoded, ignored=1)
+                    with self._lock:
+                        counts = self.counts
+                        self.counts = replace(counts, ignored=counts.ignored + 1, last_exchange_at=decoded.ended_at)
                     return
                 rows = self._build_rows(decoded, projection, redactions)
             except BaseException:
@@ -146,117 +150,73 @@ class ExchangeWriter:
                 raise
             self._spool_writer.add(rows)
 
-    def _is_ignored(self, decoded: DecodedExchange, projection: Projection) -> bool:
-        headers = decoded.request_headers
-        session = projection.session_id or next((headers[name] for name in _SESSION_HEADERS if name in headers), None)
-        cwd = next((row["cwd"] for row in projection.rows if row.get("cwd")), None)
-        if cwd and session:
-            # Requests that are not part of the conversation do not name the folder.
-            self._folders[session] = cwd
-            self._folders.move_to_end(session)
-            if len(self._folders) > _MAX_FOLDERS:
-                self._folders.popitem(last=False)
-        return self._privacy.decide(cwd, session).privacy_class is PrivacyClass.IGNORE
-
     def _build_rows(self, decoded: DecodedExchange, projection: Projection, redactions: Counter[str]) -> ExchangeRows:
         with self._lock:
             raw = build_raw_row(decoded, projection, self._parts)
         row, is_complete = coerce_exchange(raw.row, self._gateway_id)
-        messages = coerce_messages(projection.rows, self._gateway_id)
-        for reason in messages.rejected:
+        native, fallback, rejected = coerce_messages(projection.rows, self._gateway_id)
+        for reason in rejected:
             log.warning("exchange %s: a message that does not fit will be rejected: %s", decoded.exchange_id, reason)
 
         def on_stored() -> None:
             with self._lock:
                 if is_complete:
                     self._parts.add(raw)
-                self._count(
-                    decoded,
-                    recorded=1,
-                    rows=len(messages.native) + len(messages.fallback),
-                    rejected_rows=len(messages.rejected),
-                    skipped=projection.skipped,
-                    redacted=redactions,
+                counts = self.counts
+                unknown, without_row = _add_skipped(counts, projection.skipped)
+                self.counts = replace(
+                    counts,
+                    recorded=counts.recorded + 1,
+                    rows=counts.rows + len(native) + len(fallback),
+                    rejected_rows=counts.rejected_rows + len(rejected),
+                    unknown=unknown,
+                    without_row=without_row,
+                    redacted=dict(Counter(counts.redacted) + redactions),
+                    last_exchange_at=decoded.ended_at,
                 )
 
         size = sum(len(text) for text in (decoded.request_text, decoded.response_text) if text)
-        return ExchangeRows(row, messages.native, messages.fallback, size, on_stored)
+        return ExchangeRows(row, native, fallback, size, on_stored)
 
     def _count_lost(self) -> None:
         self._lost_rows.set()
         with self._lock:
-            self._counts = replace(self._counts, lost=self._counts.lost + 1)
-
-    def _count(
-        self,
-        decoded: DecodedExchange,
-        *,
-        recorded: int = 0,
-        ignored: int = 0,
-        rows: int = 0,
-        rejected_rows: int = 0,
-        skipped: Mapping[str, int] = MappingProxyType({}),
-        redacted: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        with self._lock:
-            counts = self._counts
-            self._counts = replace(
-                counts,
-                recorded=counts.recorded + recorded,
-                ignored=counts.ignored + ignored,
-                rows=counts.rows + rows,
-                rejected_rows=counts.rejected_rows + rejected_rows,
-                unknown=_add_bounded(counts.unknown, skipped, _unknown_path, OTHER_PATHS),
-                without_row=_add_bounded(counts.without_row, skipped, _kind_without_row, OTHER_KINDS),
-                redacted=dict(Counter(counts.redacted) + Counter(redacted)),
-                last_exchange_at=decoded.ended_at,
-            )
+            self.counts = replace(self.counts, lost=self.counts.lost + 1)
 
 
-def _unknown_path(skipped: str) -> str | None:
-    reason, _, path = skipped.partition(":")
-    return path if reason in ("no_dialect", "unreadable_request") else None
-
-
-def _kind_without_row(skipped: str) -> str | None:
-    reason, _, kind = skipped.partition(":")
-    if reason == "unknown_type":
-        return kind
-    return reason if reason in _EMPTY_CONTENT else None
-
-
-def _add_bounded(
-    counts: Mapping[str, int], skipped: Mapping[str, int], name_of: Callable[[str], str | None], others: str
-) -> Mapping[str, int]:
-    """Add counts under at most `_MAX_NAMES` names, so that a client's input cannot fill the memory."""
-    total = Counter(counts)
-    for reason, count in skipped.items():
-        if name := name_of(reason):
+def _add_skipped(counts: ExchangeCounts, skipped: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the new `unknown` and `without_row`, with a limited number of names: they come from the client."""
+    unknown, without_row = Counter(counts.unknown), Counter(counts.without_row)
+    for each, count in skipped.items():
+        reason, _, name = each.partition(":")
+        if reason in ("no_dialect", "unreadable_request"):
+            total, others = unknown, OTHER_PATHS
+        elif reason in ("unknown_type", *_EMPTY_CONTENT):
+            total, others = without_row, OTHER_KINDS
+            name = name if reason == "unknown_type" else reason
+        else:
+            continue
+        if name:
             total[name if name in total or len(total) < _MAX_NAMES else others] += count
-    return dict(total)
+    return dict(unknown), dict(without_row)
 
 
-@dataclass
-class CoercedMessages:
-    native: list[Row] = field(default_factory=list)
-    """With the client's own id; also those that the flush will reject."""
-    fallback: list[Row] = field(default_factory=list)
-    rejected: list[str] = field(default_factory=list)
-    """For each message that does not fit: which column, without its content."""
-
-
-def coerce_messages(rows: Sequence[Row], gateway_id: str) -> CoercedMessages:
-    result = CoercedMessages()
+def coerce_messages(rows: Sequence[Row], gateway_id: str) -> tuple[list[Row], list[Row], list[str]]:
+    """Return native rows, with those that the flush will reject; fallback rows; and the columns that do not fit."""
+    native: list[Row] = []
+    fallback: list[Row] = []
+    rejected: list[str] = []
     for row in rows:
         try:
             stored = coerce_row(AI_GATEWAY_MESSAGES, row, gateway_id)
         except RowRejected as reason:
-            result.rejected.append(_column_of(reason))
-            if _is_serializable(row):
-                result.native.append(row)
+            rejected.append(_column_of(reason))
+            with suppress(TypeError):
+                orjson.dumps(row)
+                native.append(row)
         else:
-            (result.fallback if is_fallback_row(stored) else result.native).append(stored)
-    return result
+            (fallback if is_fallback_row(stored) else native).append(stored)
+    return native, fallback, rejected
 
 
 def coerce_exchange(row: Row, gateway_id: str) -> tuple[Row, bool]:
@@ -282,20 +242,6 @@ def _column_of(reason: RowRejected) -> str:
     return str(reason).partition(":")[0]
 
 
-def _is_serializable(row: Mapping[str, Any]) -> bool:
-    try:
-        orjson.dumps(row)
-    except TypeError:
-        return False
-    return True
-
-
-class RowAppender(Protocol):
-    """The part of `Spool` that the writer needs."""
-
-    def append_coerced(self, dataset: str, rows: Sequence[Row], *, deferrable: bool = False) -> int: ...
-
-
 @dataclass(frozen=True)
 class ExchangeRows:
     raw: Row
@@ -312,21 +258,22 @@ class ExchangeRows:
 class SpoolWriter:
     """A thread that appends the rows of many exchanges to the spool with one fsync.
 
-    `add` queues an exchange and returns; the queue is bounded in number and bytes, and `add` blocks while it is full.
-    The thread takes everything that is queued and appends it in this order: the raw exchanges, their native messages,
-    their fallback messages. Rows are durable a few milliseconds after they were added.
+    `add` queues an exchange and returns; it blocks while the queue is full. The thread takes everything that is queued
+    and appends it in this order: the raw exchanges, their native messages, their fallback messages.
 
     After a crash in between, raw rows exist without their messages: `hyp reproject` creates them, and so does the next
     request of the conversation. While the spool cannot accept rows (a full disk), the same batch is tried again without
-    storing any part of it twice. An exchange that fails for a reason of its own is lost and counted, and the others
-    continue.
+    storing any part of it twice. An exchange that fails for a reason of its own is lost and counted.
     """
 
     def __init__(
-        self, spool: RowAppender, on_lost: Callable[[], None], retry_seconds: Sequence[float] = _RETRY_SECONDS
+        self,
+        append: Callable[..., int],
+        on_lost: Callable[[], None],
+        retry_seconds: Sequence[float] = _RETRY_SECONDS,
     ) -> None:
-        """`on_lost` is called for each exchange that could not be stored and never will be."""
-        self._spool = spool
+        """`append` is `Spool.append_coerced`; `on_lost` is called for each exchange that will never be stored."""
+        self._append = append
         self._on_lost = on_lost
         self._retry_seconds = retry_seconds
         self._queue: deque[ExchangeRows] = deque()
@@ -347,7 +294,6 @@ class SpoolWriter:
             self._change.notify_all()
 
     def stop_retrying(self) -> None:
-        """Give up on rows that cannot be stored at once."""
         self._no_retries.set()
 
     def close(self) -> None:
@@ -367,28 +313,23 @@ class SpoolWriter:
                 self._change.notify_all()
             if not batch:
                 return
-            try:
-                self._store(batch)
-            except Exception as error:
-                if len(batch) > 1:
-                    for entry in batch:
-                        try:
-                            self._store([entry])
-                        except Exception as own_error:
-                            self._give_up(own_error)
-                else:
-                    self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        # The error's text may quote the exchange, so only its type is logged.
-        log.error("could not store an exchange: %s", type(error).__name__)
-        self._on_lost()
+            attempts = [batch]
+            for entries in attempts:
+                try:
+                    self._store(entries)
+                except Exception as error:
+                    if len(entries) > 1:
+                        attempts += [[entry] for entry in entries]
+                        continue
+                    # The error's text may quote the exchange, so only its type is logged.
+                    log.error("could not store an exchange: %s", type(error).__name__)
+                    self._on_lost()
 
     def _store(self, batch: Sequence[ExchangeRows]) -> None:
         raws = [entry.raw for entry in batch]
         native = [row for entry in batch for row in entry.native_rows]
         fallback = [row for entry in batch for row in entry.fallback_rows]
-        messages, append = AI_GATEWAY_MESSAGES.name, self._spool.append_coerced
+        messages, append = AI_GATEWAY_MESSAGES.name, self._append
         steps: deque[Callable[[], object]] = deque(
             (
                 lambda: append(AI_GATEWAY_EXCHANGES.name, raws),

@@ -2,11 +2,10 @@
 
     python -m hypaware.gateway.fallback HOME [host:port]
 
-There is one per home. It is small and does not load the code that records. While it serves, it forwards a request to
-the upstream that the gateway would have chosen, byte for byte except for the request line, `Host` and the hop-by-hop
-headers; every response ends its connection, so body framing is not parsed. It exits when no client is attached, no
-process holds its sockets and no request has arrived for a while: open sessions keep their base URL. It also exits when
-a daemon of another version asks it to; that daemon holds the sockets until the new fallback has them.
+There is one per home. It does not load the code that records. It forwards a request to the upstream that the gateway
+would have chosen, byte for byte except for the request line, `Host` and the hop-by-hop headers. It exits when no client
+is attached, no process holds its sockets and no request has arrived for a while: open sessions keep their base URL. It
+also exits when a daemon of another version asks it to; that daemon holds the sockets until the new fallback has them.
 
 @ref capture#listener
 """
@@ -27,7 +26,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from hypaware import __version__
-from hypaware.gateway import handover, routes, upstreams
+from hypaware.gateway import handover, routes
 from hypaware.gateway.routes import Routes
 from hypaware.home import Home, locks
 
@@ -36,7 +35,6 @@ _BLOCK = 1 << 16
 _HEADER_SECONDS = 600.0
 _HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te", b"upgrade"))
 _OWN_PREFIXES = (b"x-hypaware-", b"x-hyp-")
-_Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LINGER_SECONDS = 3600.0
 _CHECK_SECONDS = 60.0
 
@@ -60,25 +58,15 @@ def main(arguments: list[str]) -> int:
         os.close(write_end)
 
     async def run() -> None:
-        addresses = list(dict.fromkeys((*arguments[1:], *_attached_addresses(home))))
-        await Fallback(home).run(addresses, ready, lambda: locks.unlock(lock))
+        addresses = arguments[1:]
+        # The addresses that attach wrote for clients, even if the config has changed since.
+        for path in sorted((home.root / "clients").glob("*/attach.json")):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                addresses.append(urlsplit(json.loads(path.read_bytes())["base_url"]).netloc)
+        await Fallback(home).run(list(dict.fromkeys(addresses)), ready, lambda: locks.unlock(lock))
 
     asyncio.run(run())
     return 0
-
-
-def _attached_addresses(home: Home) -> list[str]:
-    """Return the addresses that attach wrote for clients, even if the config has changed since."""
-    addresses = []
-    for path in sorted((home.root / "clients").glob("*/attach.json")):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            addresses.append(urlsplit(json.loads(path.read_bytes())["base_url"]).netloc)
-    return addresses
-
-
-def _log(line: str) -> None:
-    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {line}\n")
-    sys.stderr.flush()
 
 
 class Fallback:
@@ -109,9 +97,10 @@ class Fallback:
         try:
             for address in addresses:
                 try:
-                    self._listen(address)
+                    self._add_listener(address, handover.bind_listener(address))
                 except OSError as error:
-                    _log(f"cannot open {address}: {error.strerror}")
+                    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                    sys.stderr.write(f"{now} cannot open {address}: {error.strerror}\n")
             ready()
             while not self._asked_to_exit.is_set() and not self._is_superfluous():
                 with suppress(TimeoutError):
@@ -145,11 +134,6 @@ class Fallback:
         control.listen()
         return control
 
-    def _listen(self, address: str) -> socket.socket:
-        listener = handover.bind_listener(address)
-        self._add_listener(address, listener)
-        return listener
-
     def _add_listener(self, address: str, listener: socket.socket) -> None:
         if (old := self._listeners.pop(address, None)) is not None:
             self._loop.remove_reader(old)
@@ -178,7 +162,7 @@ class Fallback:
             return
         client.setblocking(False)
         self._last_activity = time.monotonic()
-        task = self._loop.create_task(forward_connection(client, self._home))
+        task = self._loop.create_task(_forward_connection(client, self._home))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -208,11 +192,12 @@ class Fallback:
                 self._add_listener(address, socket.socket(fileno=descriptors.pop()))
                 holder.sendall(b"{}\n")
             else:
-                listener = self._listeners.get(address) or self._listen(address)
+                if address not in self._listeners:
+                    self._add_listener(address, handover.bind_listener(address))
                 self._holders[holder] = address
                 self._update_reader(address)
                 answer = json.dumps({"version": __version__}).encode() + b"\n"
-                socket.send_fds(holder, [answer], [listener.fileno()])
+                socket.send_fds(holder, [answer], [self._listeners[address].fileno()])
         except OSError as error:
             with suppress(OSError):
                 holder.sendall(json.dumps({"error": error.strerror or str(error)}).encode() + b"\n")
@@ -230,7 +215,7 @@ class Fallback:
             self._update_reader(address)
 
 
-async def forward_connection(client: socket.socket, home: Home) -> None:
+async def _forward_connection(client: socket.socket, home: Home) -> None:
     """Forward one connection until one side closes it, without recording. Never raises.
 
     Only the request header is read, everything else is copied. The request is forwarded with `Connection: close`, so
@@ -265,13 +250,20 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, h
         return
     url = urlsplit(match.url)
     try:
-        upstream = await asyncio.wait_for(_connect_upstream(url), upstreams.CONNECT_SECONDS)
+        upstream = await asyncio.wait_for(_connect_upstream(url), routes.CONNECT_SECONDS)
     except (OSError, TimeoutError, ValueError) as error:
         await _send_error(writer, 502, "upstream_down", f"cannot connect to {url.hostname}: {type(error).__name__}")
         return
     try:
         upstream[1].write(_build_header(method, match.url, url, version, headers))
-        await _copy_both((reader, writer), upstream)
+        # Until the response ends or the client closes its connection.
+        tasks = [asyncio.create_task(_copy(reader, upstream[1])), asyncio.create_task(_copy(upstream[0], writer))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         await _close_writer(upstream[1])
 
@@ -281,10 +273,10 @@ def _load_routes(home: Home) -> Routes:
     from hypaware import config
     from hypaware.errors import HypError
 
-    configured: list[object] = []
+    configured: tuple[config.UpstreamConfig, ...] = ()
     with suppress(HypError, OSError):
-        configured += config.load(home).gateway.upstreams
-    return Routes([*configured, *routes.read_custom_upstreams(home)])  # type: ignore[list-item]
+        configured = config.load(home).gateway.upstreams
+    return Routes([*configured, *routes.read_custom_upstreams(home)])
 
 
 def _build_header(method: bytes, address: str, url: SplitResult, version: bytes, headers: list[bytes]) -> bytes:
@@ -300,10 +292,10 @@ def _build_header(method: bytes, address: str, url: SplitResult, version: bytes,
     return b"\r\n".join((*lines, b"Connection: close", b"", b""))
 
 
-async def _connect_upstream(url: SplitResult) -> _Stream:
+async def _connect_upstream(url: SplitResult) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, is_tls = url.hostname or "", url.scheme == "https"
     port = url.port or (443 if is_tls else 80)
-    proxy = upstreams.find_proxy(url.geturl(), os.environ)
+    proxy = routes.find_proxy(url.geturl(), os.environ)
     if proxy is None:
         return await asyncio.open_connection(host, port, ssl=_tls_context() if is_tls else None, limit=_BLOCK)
     address = urlsplit(proxy.url)
@@ -321,19 +313,7 @@ async def _connect_upstream(url: SplitResult) -> _Stream:
 
 @cache
 def _tls_context() -> ssl.SSLContext:
-    return upstreams.build_tls_context(os.environ, tolerant=True)
-
-
-async def _copy_both(client: _Stream, upstream: _Stream) -> None:
-    """Copy in both directions until the response ends or the client closes its connection."""
-    upward = asyncio.create_task(_copy(client[0], upstream[1]))
-    downward = asyncio.create_task(_copy(upstream[0], client[1]))
-    try:
-        await asyncio.wait((upward, downward), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (upward, downward):
-            task.cancel()
-        await asyncio.gather(upward, downward, return_exceptions=True)
+    return routes.build_tls_context(os.environ, tolerant=True)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,19 +1,12 @@
 """Handover of the listening socket, so that the address that clients call outlives the daemon.
 
-A small process, the fallback, opens the address and keeps it open as long as a client is attached. The daemon requests
-the socket over `run/fallback.sock` and accepts connections on it itself, so requests take no detour. The connection of
-that request stays open as long as the daemon lives. When it closes, for whatever reason, the fallback notices at once,
-accepts in the daemon's place and forwards requests to the provider without recording them; requests that were already
-queued are served too.
-
-    with acquire_socket(home, "127.0.0.1:18521") as held:
-        … web.SockSite(runner, held.socket) …
-        held.release()          # as soon as nothing more is accepted; the end of the process does it at the latest
+A small process, the fallback, keeps the address open as long as a client is attached. The daemon requests the socket
+over `run/fallback.sock` and accepts connections itself. The connection of that request stays open as long as the daemon
+lives. When it closes, the fallback accepts in the daemon's place, including requests that were already queued, and
+forwards them to the provider without recording them.
 
 While no client is attached to the home, the fallback is not needed: `open_address` then opens the address itself, and
 `HeldSocket.ensure_fallback` hands it over when the first client is attached.
-
-The listen address itself is here too: whether it is free, a free one to suggest instead, and its URL for clients.
 """
 
 from __future__ import annotations
@@ -27,7 +20,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import urlsplit
 
 from hypaware import __version__
@@ -103,16 +95,6 @@ class HeldSocket:
         _receive(self._control)
         return True
 
-    def restart_fallback(self) -> None:
-        """Replace the running fallback by one of this version."""
-        if self._control is None:
-            return
-        self._control.sendall(_encode_request("leave", self._listen))
-        self._control.settimeout(_ANSWER_SECONDS)
-        with suppress(OSError):
-            self._control.recv(1)
-        self.ensure_fallback()
-
     def release(self) -> None:
         """Close the socket; the fallback, if there is one, accepts from now on."""
         self.socket.close()
@@ -122,9 +104,7 @@ class HeldSocket:
     def __enter__(self) -> HeldSocket:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -142,7 +122,6 @@ def open_address(home: Home, listen: str) -> HeldSocket:
 
 
 def bind_listener(address: str) -> socket.socket:
-    """Open a socket that listens on the address."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -175,12 +154,15 @@ def acquire_socket(home: Home, listen: str) -> HeldSocket:
     held = HeldSocket(home, listen, socket.socket(fileno=descriptors[0]), control)
     if answer.get("version") != __version__:
         # An older installation has left it running. We hold the socket, so callers do not notice the change.
-        held.restart_fallback()
+        control.sendall(_encode_request("leave", listen))
+        control.settimeout(_ANSWER_SECONDS)
+        with suppress(OSError):
+            control.recv(1)
+        held.ensure_fallback()
     return held
 
 
 def _is_open(control: socket.socket) -> bool:
-    """Return whether the other end is still connected."""
     try:
         control.setblocking(False)
         return bool(control.recv(1, socket.MSG_PEEK))
@@ -208,9 +190,9 @@ def connect_fallback(home: Home) -> socket.socket:
     return control
 
 
-def wait_for_fallback(home: Home, seconds: float = _STANDBY_SECONDS) -> bool:
+def wait_for_fallback(home: Home) -> bool:
     """Wait until the fallback runs, which the daemon starts within a second of the first attach."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _STANDBY_SECONDS
     while not locks.is_locked(fallback_lock_path(home)):
         if time.monotonic() > deadline:
             return False

@@ -1,11 +1,8 @@
 """Raw exchanges: a decoded exchange as a row of `ai_gateway_exchanges`, and back.
 
-The row holds what `DecodedExchange` holds, without secrets; the request body is split into parts. A
-later decoder can project from it whatever cannot be projected today: `restore_exchange` returns the exchange,
-`reproject_exchanges` the rows of many exchanges with their original ids.
-
-`build_raw_row` does not mark its parts as stored, because they are not until the row is: call `StoredParts.add`
-after the append. If two rows are built before the first is marked, both hold the part; that costs only space.
+The row holds what `DecodedExchange` holds; the request body is split into parts. A later decoder can project from it
+whatever cannot be projected today: `restore_exchange` returns the exchange, `reproject_exchanges` the rows of many
+exchanges with their original ids.
 
 A body is split along the values that clients repeat: the blocks of its messages (or its items), its system prompt, its
 tools. `body_refs` says how to reassemble it, byte for byte:
@@ -18,13 +15,12 @@ part whose text is itself a list of tokens: runs of tokens form such groups, so 
 long history. Small fragments stay literal text. A key that a client adds to a block for one request only
 (`cache_control`, the last key) is split off; otherwise the last message of each request would be stored twice.
 
-A part is new in the first row *of its session and UTC day* that contains it; later rows of that session and day refer
-to it by its hash. Retention removes whole days, so it never removes a part that a remaining row needs. The memory of
-stored parts is bounded; a forgotten part is stored again, which costs only space.
+A part is new in the first row *of its session and UTC day* that contains it. Retention removes whole days, so it never
+removes a part that a remaining row needs. `StoredParts` learns a part only after its row is stored, and is bounded; a
+forgotten part is stored again, which costs only space.
 
 The client's JSON style (spaces, escapes, the order of keys) is detected by serializing the body in the same style. If
-the result differs from the original text, the body is not split: `body_refs` is null and `request_body` is the whole
-body.
+the result differs, the body is not split: `body_refs` is null and `request_body` is the whole body.
 
 @ref capture#raw
 """
@@ -74,10 +70,9 @@ class RawRow:
 def build_raw_row(decoded: DecodedExchange, projection: Projection, stored: StoredParts) -> RawRow:
     session, day = projection.session_id, decoded.started_at.astimezone(UTC).date().isoformat()
     text = decoded.request_text
-    if text is None or session is None:
-        body = SplitBody(text or "", None)
-    else:
-        body = split_body(text, decoded.request, stored.known(session, day))
+    body, refs, new = text, None, frozenset[str]()
+    if text is not None and session is not None:
+        body, refs, new = _split_body(text, decoded.request, stored.known(session, day))
     about = {"kind": projection.kind, "dialect": projection.dialect, **decoded.metadata}
     events = decoded.events
     row = {
@@ -95,19 +90,19 @@ def build_raw_row(decoded: DecodedExchange, projection: Projection, stored: Stor
         "status_code": decoded.status,
         "request_bytes": decoded.request_bytes,
         "response_bytes": decoded.response_bytes,
-        "is_sse": decoded.is_sse,
+        "is_sse": events is not None,
         "stream_event_count": None if events is None else len(events),
         "request_headers": dict(decoded.request_headers),
         "response_headers": dict(decoded.response_headers),
-        "request_body": None if text is None else body.body,
+        "request_body": body,
         "response_body": decoded.response_text,
-        "body_refs": body.refs,
+        "body_refs": refs,
         "error": decoded.error,
         "decoded": projection.dialect is not None,
         "metadata": {name: value for name, value in about.items() if value is not None} or None,
     }
     present = {name: value for name, value in row.items() if value is not None}
-    return RawRow(present, session or "", day, body.new)
+    return RawRow(present, session or "", day, new)
 
 
 def restore_exchange(row: Mapping[str, Any], lookup: PartLookup) -> DecodedExchange:
@@ -214,15 +209,6 @@ class PartsMissing(HypError):
         )
 
 
-@dataclass(frozen=True)
-class SplitBody:
-    """A body in parts, as a row holds it. The hashes in `new` are known once the row is stored."""
-
-    body: str
-    refs: dict[str, Any] | None
-    new: frozenset[str] = frozenset()
-
-
 class StoredParts:
     """The parts that are stored for each session and day; the least recent sessions are evicted."""
 
@@ -246,10 +232,20 @@ class StoredParts:
             self._known.popitem(last=False)
 
 
-def split_body(text: str, document: Any, stored: set[str]) -> SplitBody:
-    fragments = split_json(text, document)
-    if fragments is None:
-        return SplitBody(text, None)
+def _split_body(text: str, document: Any, stored: set[str]) -> tuple[str, dict[str, Any] | None, frozenset[str]]:
+    """Return the body as a row holds it, how to reassemble it, and the hashes of its new parts.
+
+    A body whose JSON style is unknown is not split.
+    """
+    if not isinstance(document, dict) or "\n" in text:
+        return text, None, frozenset()
+    fragments: list[str] = []
+    try:
+        _add_object(fragments, document, _SPACED if '": ' in text[:100] else _COMPACT, _HISTORY_KEYS, _add_item)
+    except (TypeError, ValueError, RecursionError):
+        return text, None, frozenset()
+    if "".join(fragments) != text:
+        return text, None, frozenset()
     new: dict[str, str] = {}
     tokens: list[Token] = []
     for fragment in fragments:
@@ -260,22 +256,22 @@ def split_body(text: str, document: Any, stored: set[str]) -> SplitBody:
         else:
             tokens.append(fragment)
     grouped = _group_tokens(tokens, stored, new)
-    return SplitBody("\n".join(new.values()), {"v": 1, "new": list(new), "body": grouped}, frozenset(new))
+    return "\n".join(new.values()), {"v": 1, "new": list(new), "body": grouped}, frozenset(new)
 
 
 def read_parts(row: Mapping[str, Any]) -> dict[str, str]:
     """Return the parts that a row holds: hash → text."""
-    refs, body = _parse_refs(row), row.get("request_body")
-    if refs is None or not isinstance(body, str):
+    refs, body = _parse_object(row.get("body_refs")), row.get("request_body")
+    if not refs or not isinstance(body, str):
         return {}
     return dict(zip(refs["new"], body.split("\n"), strict=False))
 
 
 def restore_body(row: Mapping[str, Any], lookup: PartLookup) -> str | None:
     """Return the original request body; raise `PartsMissing` if parts are missing."""
-    refs, body = _parse_refs(row), row.get("request_body")
-    if refs is None:
-        return body
+    refs = _parse_object(row.get("body_refs"))
+    if not refs:
+        return row.get("request_body")
     held = read_parts(row)
     missing: list[str] = []
 
@@ -301,13 +297,6 @@ def _expand_tokens(tokens: list[Token], text_of: Callable[[str], str], depth: in
             yield from _expand_tokens(orjson.loads(group), text_of, depth - 1)
 
 
-def _parse_refs(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    refs = row.get("body_refs")
-    if isinstance(refs, str):
-        refs = canonical.loads(refs)
-    return refs if isinstance(refs, dict) else None
-
-
 def _group_tokens(tokens: list[Token], stored: set[str], new: dict[str, str]) -> list[Token]:
     if len(tokens) <= _MAX_TOKENS:
         return tokens
@@ -315,18 +304,12 @@ def _group_tokens(tokens: list[Token], stored: set[str], new: dict[str, str]) ->
     run: list[Token] = []
     for token in tokens:
         run.append(token)
-        if len(run) >= _MIN_GROUP and _ends_group(token):
+        # One token in eight ends a group, by its content alone, so that groups soon match again after a change.
+        ends_group = token[0][0] in "01" if isinstance(token, list) else zlib.crc32(token.encode()) % 8 == 0
+        if ends_group and len(run) >= _MIN_GROUP:
             groups.append([_name_part(orjson.dumps(run).decode(), stored, new), 1])
             run = []
     return [*_group_tokens(groups, stored, new), *run] if groups else run
-
-
-def _ends_group(token: Token) -> bool:
-    """Return whether a group ends here: for one token in eight, by its content alone.
-
-    After a change in the history, the groups therefore soon become the same again.
-    """
-    return token[0][0] in "01" if isinstance(token, list) else zlib.crc32(token.encode()) % 8 == 0
 
 
 def _name_part(part: str, stored: set[str], new: dict[str, str]) -> str:
@@ -346,24 +329,7 @@ class _JsonStyle:
 
 
 _COMPACT = _JsonStyle(lambda value: orjson.dumps(value).decode(), ",", ":")
-
-
 _SPACED = _JsonStyle(json.dumps, ", ", ": ")
-
-
-def split_json(text: str, document: Any) -> list[str] | None:
-    """Return the body in fragments; None if its JSON style is unknown."""
-    if not isinstance(document, dict) or "\n" in text:
-        return None
-    style = _SPACED if '": ' in text[:100] else _COMPACT
-    fragments: list[str] = []
-    try:
-        _add_object(fragments, document, style, _HISTORY_KEYS, _add_item)
-    except (TypeError, ValueError, RecursionError):
-        return None
-    return fragments if "".join(fragments) == text else None
-
-
 _Adder = Callable[[list[str], Any, _JsonStyle], None]
 
 

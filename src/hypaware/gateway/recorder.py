@@ -1,20 +1,14 @@
 """The recorder: copies exchanges while they stream and stores them when they have ended.
 
 An `ExchangeCapture` is one running exchange: the event loop adds bytes to its two buffers and never blocks. When it
-ends, for whatever reason, it becomes a `RecordedExchange`, waits in a bounded queue and goes to the exchange handler on
-a single thread; the handler returns when the exchange is durable. Streams never wait for the handler: if the queue is
-full, the exchange is dropped, counted and reported.
+ends, it becomes a `RecordedExchange`, waits in a bounded queue and goes to the exchange handler on a single thread. If
+the queue is full, the exchange is dropped, counted and reported; streams never wait. If the handler raises `Retryable`
+(a full disk), the same exchange is tried again until the recorder stops. Any other error concerns this exchange alone.
 
-If the handler raises `Retryable` (a full disk), the same exchange is tried again until the recorder stops, and
-everything behind it waits. Any other error concerns this exchange alone: it is counted, its type is logged, and the
-next one follows.
-
-Small bodies stay in memory; large ones go to private files. A `BodyBuffer` takes the bytes of one direction. Above
-`RecorderLimits.in_memory` it moves them to a file in the spill directory (directory 0700, file 0600, random name),
-which a single thread writes. All buffers together use at most `RecorderLimits.total_in_memory`, including queued
-writes. If that is exhausted, or a body exceeds `RecorderLimits.body_size`, the buffer stops: the body is incomplete,
-and the stream continues. Spill files are not durable and need not be: a running exchange is lost with its process.
-Files of an earlier process are removed at start.
+Small bodies stay in memory. Above `RecorderLimits.in_memory` a `BodyBuffer` moves its bytes to a file in the spill
+directory (directory 0700, file 0600, random name), which a single thread writes. If the memory that all buffers share
+is exhausted, or a body exceeds `RecorderLimits.body_size`, the buffer stops: the body is incomplete, and the stream
+continues. Spill files need not be durable: a running exchange is lost with its process.
 
 @ref capture#recorder
 """
@@ -32,6 +26,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -40,8 +35,7 @@ from hypaware.errors import Retryable
 from hypaware.gateway.exchange import Headers, RecordedBody, RecordedExchange
 from hypaware.gateway.routes import Route
 
-SPILL_SUFFIX = ".spill"
-# Bytes that a body may hold in memory while the budget is low.
+_SPILL_SUFFIX = ".spill"
 _LOW_MEMORY_LIMIT = 16 << 10
 _BYTES_BETWEEN_TRIMS = 16 << 20
 ExchangeHandler = Callable[[RecordedExchange], None]
@@ -78,26 +72,17 @@ class RecorderCounts:
     """The handler could not store them."""
 
 
-@dataclass(frozen=True)
-class RecorderClock:
-    """Wall-clock time for when something happened, monotonic time for how long it took."""
-
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    monotonic: Callable[[], float] = time.perf_counter
-
-
 class ExchangeCapture:
     """One running exchange."""
 
     def __init__(self, recorder: Recorder, route: Route, method: str, path: str, headers: Headers) -> None:
         self._recorder = recorder
         self._route, self._method, self._path, self._request_headers = route, method, path, headers
-        self._exchange_id = recorder.new_id()
+        self._exchange_id = str(uuid.uuid4())
         self.status: int | None = None
         self.response_headers: Headers = ()
-        self._first_byte_ms: int | None = None
-        self._began_at = recorder.clock.monotonic()
-        self._started_at = recorder.clock.now()
+        self._began_at = time.perf_counter()
+        self._started_at = datetime.now(UTC)
         self._finished = False
         self.request = BodyBuffer(recorder.spill)
         self.response = BodyBuffer(recorder.spill)
@@ -105,27 +90,22 @@ class ExchangeCapture:
             self.request.stop("not_recorded")
             self.response.stop("not_recorded")
 
-    def add_response_bytes(self, data: bytes) -> None:
-        """Add bytes of the response body."""
-        if self._first_byte_ms is None:
-            self._first_byte_ms = round((self._recorder.clock.monotonic() - self._began_at) * 1000)
-        self.response.add(data)
-
     def finish(self, error: str | None = None) -> None:
         """Finish the capture. Only the first call counts."""
         if self._finished or not self._route.recorded:
             return
         self._finished = True
-        ended_at = max(self._recorder.clock.now(), self._started_at)
+        ended_at = max(datetime.now(UTC), self._started_at)
         self.request.close()
         self.response.close()
 
         def enqueue() -> None:
+            first_byte_at = self.response.first_byte_at
             recording = RecordedExchange(
                 exchange_id=self._exchange_id,
                 started_at=self._started_at,
                 ended_at=ended_at,
-                first_byte_ms=self._first_byte_ms,
+                first_byte_ms=None if first_byte_at is None else round((first_byte_at - self._began_at) * 1000),
                 upstream=self._route.name,
                 provider=self._route.provider,
                 client_name=self._route.client,
@@ -138,7 +118,15 @@ class ExchangeCapture:
                 response=self.response.take_body(),
                 error=error or self.response.stop_reason or self.request.stop_reason,
             )
-            self._recorder.enqueue(recording, self)
+            recorder = self._recorder
+            # The end marker must always fit, so the limit is checked here and not by the queue.
+            if recorder.queue.qsize() < recorder.limits.queued_exchanges:
+                recorder.queue.put((recording, self))
+                return
+            _release(recording, self)
+            recorder.count("dropped")
+            if recorder.counts.dropped.bit_count() == 1:
+                log.warning("recording cannot keep up: %d exchanges dropped so far", recorder.counts.dropped)
 
         # After its own writes and those of earlier captures: exchanges are stored in the order in which they ended.
         self._recorder.spill.queue.put(enqueue)
@@ -146,28 +134,16 @@ class ExchangeCapture:
 
 class Recorder:
     def __init__(
-        self,
-        handle_exchange: ExchangeHandler,
-        spill_dir: Path,
-        *,
-        limits: RecorderLimits | None = None,
-        clock: RecorderClock | None = None,
-        new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+        self, handle_exchange: ExchangeHandler, spill_dir: Path, *, limits: RecorderLimits | None = None
     ) -> None:
         self._handle_exchange = handle_exchange
-        self._limits = limits or RecorderLimits()
-        self.clock = clock or RecorderClock()
-        self.spill = SpillDirectory(spill_dir, self._limits)
-        self.new_id = new_id
-        self._queue: queue.Queue[tuple[RecordedExchange, ExchangeCapture] | None] = queue.Queue()
+        self.limits = limits or RecorderLimits()
+        self.spill = SpillDirectory(spill_dir, self.limits)
+        self.queue: queue.Queue[tuple[RecordedExchange, ExchangeCapture] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="keep", daemon=True)
-        self._counts = RecorderCounts()
+        self.counts = RecorderCounts()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-
-    @property
-    def counts(self) -> RecorderCounts:
-        return self._counts
 
     def start(self) -> None:
         self.spill.start()
@@ -177,31 +153,25 @@ class Recorder:
         """Block until every finished exchange is stored. Captures that are still running are discarded."""
         self.spill.stop()
         self._stopping.set()
-        self._queue.put(None)
+        self.queue.put(None)
         self._thread.join()
 
-    def enqueue(self, recording: RecordedExchange, capture: ExchangeCapture) -> None:
-        # The end marker must always fit, so the limit is checked here and not by the queue.
-        if self._queue.qsize() < self._limits.queued_exchanges:
-            self._queue.put((recording, capture))
-            return
-        _release(recording, capture)
-        self._count("dropped")
-        if self._counts.dropped.bit_count() == 1:
-            log.warning("recording cannot keep up: %d exchanges dropped so far", self._counts.dropped)
-
     def _run(self) -> None:
-        memory = HeapTrimmer()
-        while (item := self._queue.get()) is not None:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        processed = 0
+        while (item := self.queue.get()) is not None:
             recording, capture = item
-            size = recording.request.size + recording.response.size
+            processed += recording.request.size + recording.response.size
             try:
                 self._store(recording)
             finally:
                 _release(recording, capture)
             # Free them before waiting for the next exchange.
             del item, recording, capture
-            memory.note_processed(size)
+            # glibc keeps memory that a thread has freed. After a day of large bodies a small process would stay large.
+            if trim is not None and processed >= _BYTES_BETWEEN_TRIMS:
+                processed = 0
+                trim(0)
 
     def _store(self, recording: RecordedExchange) -> None:
         _before_keep()
@@ -216,16 +186,16 @@ class Recorder:
                 break
             else:
                 complete = recording.request.complete and recording.response.complete
-                self._count("kept", *(() if complete else ("incomplete",)))
+                self.count("kept", *(() if complete else ("incomplete",)))
                 _after_keep()
                 return
             if self._stopping.wait(wait):
                 break
-        self._count("failed")
+        self.count("failed")
 
-    def _count(self, *names: str) -> None:
+    def count(self, *names: str) -> None:
         with self._lock:
-            self._counts = replace(self._counts, **{name: getattr(self._counts, name) + 1 for name in names})
+            self.counts = replace(self.counts, **{name: getattr(self.counts, name) + 1 for name in names})
 
 
 def _release(recording: RecordedExchange, capture: ExchangeCapture) -> None:
@@ -235,32 +205,34 @@ def _release(recording: RecordedExchange, capture: ExchangeCapture) -> None:
     capture.response.release()
 
 
-class HeapTrimmer:
-    """Returns freed memory to the operating system.
+class SpillDirectory:
+    """The spill directory, the memory that all buffers share, and the thread that writes the files.
 
-    glibc keeps memory that a thread has freed. After a day of large bodies a small process would stay large, so
-    malloc_trim runs after every 16 MiB of processed bodies. On systems without malloc_trim nothing happens.
+    Steps run in the order in which they were queued. The event loop reserves memory, the threads release it.
     """
 
-    def __init__(self) -> None:
-        self._processed = 0
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-
-    def note_processed(self, size: int) -> None:
-        """Note that `size` bytes were processed and freed."""
-        self._processed += size
-        if self._trim is not None and self._processed >= _BYTES_BETWEEN_TRIMS:
-            self._processed = 0
-            self._trim(0)
-
-
-class MemoryBudget:
-    """The memory that all buffers share. The event loop reserves it, the threads release it."""
-
-    def __init__(self, size: int) -> None:
-        self._free = size
-        self._low = size // 2
+    def __init__(self, directory: Path, limits: RecorderLimits) -> None:
+        self.limits = limits
+        self._free = limits.total_in_memory
         self._lock = threading.Lock()
+        self.path = directory
+        self.queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        """Steps for the thread; `None` ends it."""
+        self._thread = threading.Thread(target=self._run, name="spill", daemon=True)
+
+    def start(self) -> None:
+        # Create at most these two directories, so that a home that was just removed is not created again.
+        self.path.parent.mkdir(mode=0o700, exist_ok=True)
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        self.path.chmod(0o700)
+        for leftover in self.path.glob(f"*{_SPILL_SUFFIX}"):
+            leftover.unlink(missing_ok=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return when all queued steps have run."""
+        self.queue.put(None)
+        self._thread.join()
 
     def reserve(self, size: int) -> bool:
         with self._lock:
@@ -274,71 +246,9 @@ class MemoryBudget:
             self._free += size
 
     @property
-    def is_low(self) -> bool:
-        return self._free < self._low
-
-
-class SpillFile:
-    """A file that only the spill thread writes."""
-
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / f"{secrets.token_hex(12)}{SPILL_SUFFIX}"
-        self.exists = False
-        self.failed = False
-        self._fd: int | None = None
-
-    def write(self, data: bytes | bytearray) -> None:
-        if self.failed:
-            return
-        try:
-            if self._fd is None:
-                self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-                self.exists = True
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
-        except OSError:
-            self.failed = True
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-
-class SpillDirectory:
-    """The spill directory and the thread that writes its files; steps run in the order in which they were queued."""
-
-    def __init__(self, directory: Path, limits: RecorderLimits) -> None:
-        self.limits = limits
-        self.budget = MemoryBudget(limits.total_in_memory)
-        self.path = directory
-        self.queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """Steps for the thread; `None` ends it."""
-        self._thread = threading.Thread(target=self._run, name="spill", daemon=True)
-
-    def start(self) -> None:
-        # Create at most these two directories, so that a home that was just removed is not created again.
-        self.path.parent.mkdir(mode=0o700, exist_ok=True)
-        self.path.mkdir(mode=0o700, exist_ok=True)
-        self.path.chmod(0o700)
-        for leftover in self.path.glob(f"*{SPILL_SUFFIX}"):
-            leftover.unlink(missing_ok=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Return when all queued steps have run."""
-        self.queue.put(None)
-        self._thread.join()
-
-    def write(self, file: SpillFile, data: bytes | bytearray) -> None:
-        """Queue a write. The spill owns the data from here on."""
-
-        def write() -> None:
-            file.write(data)
-            self.budget.release(len(data))
-
-        self.queue.put(write)
+    def buffer_limit(self) -> int:
+        """Bytes of one body that stay in memory: fewer while the shared memory is low."""
+        return _LOW_MEMORY_LIMIT if self._free < self.limits.total_in_memory // 2 else self.limits.in_memory
 
     def _run(self) -> None:
         while (step := self.queue.get()) is not None:
@@ -350,27 +260,32 @@ class BodyBuffer:
         self._spill = spill
         self._buffer = bytearray()
         self._reserved = 0
-        self._file: SpillFile | None = None
+        self._path: Path | None = None
+        self._fd: int | None = None
+        """Only the spill thread opens and writes the file."""
+        self._failed = False
         self._closed = False
         self.size = 0
+        self.first_byte_at: float | None = None
         self.stop_reason: str | None = None
         """Why the buffer takes no more bytes: recorder_behind, body_too_large, spill_failed, not_recorded."""
 
     def add(self, data: bytes) -> None:
         if self._closed:
             return
+        if self.first_byte_at is None:
+            self.first_byte_at = time.perf_counter()
         self.size += len(data)
         if self.stop_reason is not None:
             return
         if self.size > self._spill.limits.body_size:
             self.stop_reason = "body_too_large"
-        elif not self._spill.budget.reserve(len(data)):
+        elif not self._spill.reserve(len(data)):
             self.stop_reason = "recorder_behind"
         else:
             self._reserved += len(data)
             self._buffer += data
-            budget, limits = self._spill.budget, self._spill.limits
-            if len(self._buffer) > (_LOW_MEMORY_LIMIT if budget.is_low else limits.in_memory):
+            if len(self._buffer) > self._spill.buffer_limit:
                 self._write_to_file()
 
     def stop(self, reason: str) -> None:
@@ -379,29 +294,42 @@ class BodyBuffer:
     def close(self) -> None:
         """Ignore further bytes and queue the rest of a spilled body; from here on the spill thread owns the buffer."""
         self._closed = True
-        if self._file is not None:
+        if self._path is not None:
             self._write_to_file()
 
     def take_body(self) -> RecordedBody:
         """Return the body. Call once, on the spill thread, after the queued writes."""
-        if self._file is None:
+        if self._path is None:
             content, self._buffer = bytes(self._buffer), bytearray()
             return RecordedBody(content, self.size, self.stop_reason is None)
-        self._file.close()
-        if self._file.failed:
+        if self._fd is not None:
+            os.close(self._fd)
+        if self._failed:
             self.stop("spill_failed")
-        return RecordedBody(self._file.path if self._file.exists else b"", self.size, self.stop_reason is None)
+        return RecordedBody(self._path if self._fd is not None else b"", self.size, self.stop_reason is None)
 
     def release(self) -> None:
         """Release the memory that the buffer has reserved."""
-        self._spill.budget.release(self._reserved)
+        self._spill.release(self._reserved)
         self._reserved = 0
 
     def _write_to_file(self) -> None:
-        if self._file is None:
-            self._file = SpillFile(self._spill.path)
+        if self._path is None:
+            self._path = self._spill.path / f"{secrets.token_hex(12)}{_SPILL_SUFFIX}"
         if self._buffer:
-            # The spill releases this memory after the write.
-            self._reserved -= len(self._buffer)
-            self._spill.write(self._file, self._buffer)
-            self._buffer = bytearray()
+            # The spill thread owns the data from here on, and releases its memory after the write.
+            data, self._buffer = self._buffer, bytearray()
+            self._reserved -= len(data)
+            self._spill.queue.put(partial(self._append_to_file, self._path, data))
+
+    def _append_to_file(self, path: Path, data: bytearray) -> None:
+        if not self._failed:
+            try:
+                if self._fd is None:
+                    self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+            except OSError:
+                self._failed = True
+        self._spill.release(len(data))

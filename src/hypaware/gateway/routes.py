@@ -1,4 +1,4 @@
-"""Routes: the upstream of a request, chosen by its path alone.
+"""Routes: the upstream of a request, chosen by its path alone, and how to reach it.
 
 Claude Code and Codex both use paths under `/v1`, so each has a mark, the first segment of the path, which attach writes
 into its base URL: `CLAUDE_BASE` (ANTHROPIC_BASE_URL), `CODEX_BASE` (base_url with an API key) or `CODEX_CHATGPT_BASE`
@@ -16,20 +16,33 @@ upstream whose own prefix begins with a mark is compared with the path as writte
 
 Paths are compared and forwarded as written, without decoding or normalization. A prefix must end at a segment boundary:
 `/v1` is not a prefix of `/v10`.
+
+Upstreams are verified against the system's authorities and those in the file that SSL_CERT_FILE names. HTTPS_PROXY,
+HTTP_PROXY, ALL_PROXY and NO_PROXY apply, because a machine behind a proxy has no other way out; loopback addresses
+never use a proxy.
 """
 
 from __future__ import annotations
 
+import base64
+import ipaddress
 import json
+import ssl
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from hypaware.clients.attach import left_upstream_path
+from hypaware.errors import NotReady
 from hypaware.home import Home
 
+if TYPE_CHECKING:
+    from hypaware.config import UpstreamConfig
+
+CONNECT_SECONDS = 20.0
 _DETACHED_SECONDS = 7 * 86_400.0
 _PROVIDERS = {"claude": "anthropic", "codex": "openai"}
 
@@ -55,21 +68,6 @@ class RouteMatch:
     """With the query, as the client sent it, but without the mark and a stripped prefix: the provider's own path."""
 
 
-class Upstream(Protocol):
-    """An upstream in the config (`config.UpstreamConfig`)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def path_prefix(self) -> str: ...
-    @property
-    def base_url(self) -> str: ...
-    @property
-    def provider(self) -> str: ...
-    @property
-    def strip_prefix(self) -> bool: ...
-
-
 def _anthropic(prefix: str) -> Route:
     return Route("anthropic", prefix, "https://api.anthropic.com", "anthropic", client="claude")
 
@@ -91,17 +89,11 @@ PRESETS: dict[str, tuple[Route, ...]] = {
 
 
 class Routes:
-    def __init__(self, upstreams: Sequence[Upstream], recorded: Collection[str] = tuple(PRESETS)) -> None:
+    def __init__(self, upstreams: Sequence[UpstreamConfig | Route], recorded: Collection[str] = tuple(PRESETS)) -> None:
         """`recorded` names the enabled clients. Other clients are served but not recorded."""
         self._configured = tuple(
-            Route(
-                upstream.name,
-                upstream.path_prefix,
-                upstream.base_url,
-                upstream.provider or upstream.name,
-                upstream.strip_prefix,
-            )
-            for upstream in upstreams
+            Route(each.name, each.path_prefix, each.base_url, each.provider or each.name, each.strip_prefix)
+            for each in upstreams
         )
         self._recorded = frozenset(recorded)
         # If two clients share a prefix, a request without a mark more likely comes from a recorded one.
@@ -115,9 +107,8 @@ class Routes:
         """Return the match for a request target: a path with its query."""
         path, separator, query = target.partition("?")
         client, rest = _split_mark(path)
-        route = None
-        if client:
-            route = _longest_match([each for each in self._configured if _split_mark(each.path_prefix)[0]], path)
+        marked = [each for each in self._configured if _split_mark(each.path_prefix)[0]] if client else []
+        route = _longest_match(marked, path)
         if route is None:
             path, route = rest, _longest_match(self._configured, rest)
         if route is None:
@@ -155,17 +146,16 @@ def read_custom_upstreams(home: Home) -> tuple[Route, ...]:
     upstreams = []
     for folder in sorted((home.root / "clients").glob("*")):
         try:
-            record = json.loads(_upstream_file(folder).read_bytes())
+            path = folder / "attach.json"
+            left = left_upstream_path(path)
+            if not path.exists() and left.is_file() and time.time() - left.stat().st_mtime < _DETACHED_SECONDS:
+                path = left
+            record = json.loads(path.read_bytes())
             client, upstream = record["client"], record["upstream"]
             if upstream:
+                provider = _PROVIDERS.get(client, client)
                 upstreams.append(
-                    Route(
-                        f"{client}-own",
-                        upstream["path_prefix"],
-                        upstream["base_url"],
-                        _PROVIDERS.get(client, client),
-                        strip_prefix=True,
-                    )
+                    Route(f"{client}-own", upstream["path_prefix"], upstream["base_url"], provider, strip_prefix=True)
                 )
         except (OSError, ValueError, KeyError, TypeError):
             # Without a readable record the client's preset applies.
@@ -173,14 +163,61 @@ def read_custom_upstreams(home: Home) -> tuple[Route, ...]:
     return tuple(upstreams)
 
 
-def _upstream_file(folder: Path) -> Path:
-    record = folder / "attach.json"
-    left = left_upstream_path(record)
-    if not record.exists() and left.is_file() and time.time() - left.stat().st_mtime < _DETACHED_SECONDS:
-        return left
-    return record
-
-
 def has_attached_client(home: Home) -> bool:
-    """Return whether any client is attached to the gateway."""
     return any((home.root / "clients").glob("*/attach.json"))
+
+
+@dataclass(frozen=True)
+class OutboundProxy:
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def build_tls_context(environment: Mapping[str, str], *, tolerant: bool = False) -> ssl.SSLContext:
+    """Build the TLS context for upstreams. With `tolerant`, an unreadable SSL_CERT_FILE is skipped."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    extra = environment.get("SSL_CERT_FILE")
+    if extra:
+        # OpenSSL lets the variable replace the system's certificates; here it adds to them.
+        system = Path(ssl.get_default_verify_paths().openssl_cafile)
+        if system.is_file():
+            context.load_verify_locations(system)
+        try:
+            context.load_verify_locations(extra)
+        except OSError as error:
+            if not tolerant:
+                raise NotReady(f"SSL_CERT_FILE names {extra}, which contains no certificates: {error}") from None
+    return context
+
+
+def find_proxy(url: str, environment: Mapping[str, str]) -> OutboundProxy | None:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    value = _read_variable(environment, f"{parts.scheme}_proxy") or _read_variable(environment, "all_proxy")
+    exceptions = [name.strip().lower() for name in _read_variable(environment, "no_proxy").split(",")]
+    if not value or is_loopback(host) or "*" in exceptions:
+        return None
+    names = [name.lstrip("*").lstrip(".") for name in exceptions]
+    if any(name and (host == name or host.endswith(f".{name}")) for name in names):
+        return None
+    proxy = urlsplit(value if "://" in value else f"http://{value}")
+    if proxy.username is None:
+        return OutboundProxy(proxy.geturl())
+    secret = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
+    address = proxy._replace(netloc=proxy.netloc.rpartition("@")[2]).geturl()
+    return OutboundProxy(address, {"Proxy-Authorization": f"Basic {base64.b64encode(secret).decode()}"})
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def _read_variable(environment: Mapping[str, str], name: str) -> str:
+    return environment.get(name) or environment.get(name.upper()) or ""

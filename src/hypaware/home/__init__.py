@@ -12,97 +12,51 @@ from pathlib import Path
 _SOCKET_PATH_MAX = 100
 
 
+class _Below:
+    """A path below the folder of a home."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, home: Home, _type: type[Home]) -> Path:
+        return home.root / self._name
+
+
 @dataclass(frozen=True)
 class Home:
     root: Path
+
+    config = _Below("config.toml")
+    state = _Below("state.db")
+    mirror = _Below("state.mirror.json")
+    gateway = _Below("gateway.id")
+    """A copy of the gateway's id, in case the state and its mirror are lost."""
+    backup_note = _Below("backup.json")
+    """Exists only in a backup, which has the layout of a home but must not be used as one."""
+    spool = _Below("spool")
+    lake = _Below("lake")
+    catalog = _Below("lake/catalog.db")
+    keys = _Below("lake/keys.db")
+    tombstones = _Below("lake/tombstones.db")
+    """The tombstones of purged rows. Stored with the lake, so that they survive the loss of the state."""
+    warehouse = _Below("lake/warehouse")
+    lake_lock = _Below("lake/lake.lock")
+    """Locked by the JVM that owns the lake. The JVM must open it only once: closing a handle releases the lock."""
+    delivery = _Below("delivery")
+    """Locks of streams, and files that sinks keep, such as tokens."""
+    engine = _Below("engine")
+    logs = _Below("logs")
+    telemetry = _Below("telemetry")
+    run = _Below("run")
+    lake_owner = _Below("run/lake.owner")
+    """Names the process that holds `lake_lock`, for messages only."""
+    engine_lock = _Below("run/engine.lock")
+    """Locked (flock) by the engine process for its whole lifetime."""
 
     @classmethod
     def from_environment(cls) -> Home:
         # Symbolic links are resolved: tables name their files by the real path of the home.
         return cls(Path(os.environ.get("HYP_HOME") or Path.home() / ".hyp").expanduser().resolve())
-
-    @property
-    def config(self) -> Path:
-        return self.root / "config.toml"
-
-    @property
-    def state(self) -> Path:
-        return self.root / "state.db"
-
-    @property
-    def mirror(self) -> Path:
-        return self.root / "state.mirror.json"
-
-    @property
-    def gateway(self) -> Path:
-        """A copy of the gateway's id, in case the state and its mirror are lost."""
-        return self.root / "gateway.id"
-
-    @property
-    def backup_note(self) -> Path:
-        """Exists only in a backup, which has the layout of a home but must not be used as one."""
-        return self.root / "backup.json"
-
-    @property
-    def spool(self) -> Path:
-        return self.root / "spool"
-
-    @property
-    def lake(self) -> Path:
-        return self.root / "lake"
-
-    @property
-    def catalog(self) -> Path:
-        return self.lake / "catalog.db"
-
-    @property
-    def keys(self) -> Path:
-        return self.lake / "keys.db"
-
-    @property
-    def tombstones(self) -> Path:
-        """The tombstones of purged rows. Stored with the lake, so that they survive the loss of the state."""
-        return self.lake / "tombstones.db"
-
-    @property
-    def warehouse(self) -> Path:
-        return self.lake / "warehouse"
-
-    @property
-    def delivery(self) -> Path:
-        """Locks of streams, and files that sinks keep, such as tokens."""
-        return self.root / "delivery"
-
-    @property
-    def engine(self) -> Path:
-        return self.root / "engine"
-
-    @property
-    def run(self) -> Path:
-        return self.root / "run"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def telemetry(self) -> Path:
-        return self.root / "telemetry"
-
-    @property
-    def lake_lock(self) -> Path:
-        """Locked by the JVM that owns the lake. The JVM must open it only once: closing a handle releases the lock."""
-        return self.lake / "lake.lock"
-
-    @property
-    def lake_owner(self) -> Path:
-        """Names the process that holds `lake_lock`, for messages only."""
-        return self.run / "lake.owner"
-
-    @property
-    def engine_lock(self) -> Path:
-        """Locked (flock) by the engine process for its whole lifetime."""
-        return self.run / "engine.lock"
 
     @property
     def engine_socket(self) -> Path:

@@ -55,8 +55,14 @@ def running_daemon(home: Home) -> int | None:
     path = daemon_lock_path(home)
     if not locks.is_locked(path):
         return None
+    if pid := locks.lock_holder(path):
+        return pid
     # A daemon that started on a full disk could not write its pid into the lock file.
-    return locks.lock_holder(path) or next((pid for pid in _other_processes() if _has_open(pid, path)), None)
+    with suppress(OSError):  # the system has no /proc
+        for each in _PROCESSES.iterdir():
+            if each.name.isdecimal() and int(each.name) != os.getpid() and _has_open(int(each.name), path):
+                return int(each.name)
+    return None
 
 
 def daemon_status_path(home: Home) -> Path:
@@ -104,16 +110,6 @@ def _pinned_process(pid: int) -> Iterator[Callable[[signal.Signals], None]]:
         yield lambda number: signal.pidfd_send_signal(handle, number)
     finally:
         os.close(handle)
-
-
-def _other_processes() -> list[int]:
-    """Return the pids of all other processes; empty on systems without /proc."""
-    try:
-        return [
-            int(each.name) for each in _PROCESSES.iterdir() if each.name.isdecimal() and int(each.name) != os.getpid()
-        ]
-    except OSError:
-        return []
 
 
 def _has_open(pid: int, path: Path) -> bool:

@@ -3,9 +3,6 @@
 A lock ends with its descriptor, even if the process is killed, so a leftover file never blocks anything. Each
 acquisition opens the file again, so that the lock excludes other threads as well as other processes.
 
-`locked` waits for a lock and holds it for the duration of a context. `try_lock` does not wait; its lock file contains
-the pid of the holder, for messages, which is cleared when the lock is released.
-
 The engine, daemon or server of a home, and the JVM that owns its lake, hold a lock in the home for their whole
 lifetime, and the lock moves with the folder. So a process that was started before the home was moved can be detected at
 the new path (`find_running`). Such a process notices the move and exits; `wait_until_stopped` waits for that. The
@@ -58,7 +55,8 @@ def lock_fd(fd: int, *, wait: bool = True) -> None:
 def try_lock(path: Path, *, with_pid: bool = True) -> int | None:
     """Return the locked descriptor, which `unlock` frees, or None if the lock is held elsewhere.
 
-    Without `with_pid`, the file is emptied, and the descriptor can be passed to a child, which calls `write_pid`.
+    The file contains the pid of the holder, for messages, until the lock is released. Without `with_pid`, the file is
+    emptied, and the descriptor can be passed to a child, which calls `write_pid`.
     """
     durable_files.make_dir(path.parent)
     while True:
@@ -97,15 +95,21 @@ def lock_holder(path: Path) -> int | None:
         return None
 
 
-def is_locked(path: Path) -> bool:
-    """Report whether the lock is held. Creates no file. A concurrent `try_lock` may fail while this check runs."""
+def is_locked(path: Path, *, by_jvm: bool = False) -> bool:
+    """Report whether the lock is held. Creates no file. A concurrent `try_lock` may fail while this check runs.
+
+    A JVM takes a POSIX lock, which `flock` does not see.
+    """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, (os.O_RDWR if by_jvm else os.O_RDONLY) | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if by_jvm:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         return True
     finally:
         os.close(fd)
@@ -160,28 +164,10 @@ def find_running(home: Home) -> HomeProcess | None:
         path = home.run / lock_name
         if is_locked(path) and (pid := lock_holder(path)) != os.getpid():
             return HomeProcess(name, pid, stop.format(pid=pid))
-    if _is_lake_locked(home.lake_lock) and (pid := _lake_owner_pid(home)) != os.getpid():
-        return HomeProcess("a Spark process", pid, "hyp engine stop")
+    if is_locked(home.lake_lock, by_jvm=True):
+        pid = None
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            pid = int(json.loads(home.lake_owner.read_bytes())["pid"])
+        if pid != os.getpid():
+            return HomeProcess("a Spark process", pid, "hyp engine stop")
     return None
-
-
-def _lake_owner_pid(home: Home) -> int | None:
-    try:
-        return int(json.loads(home.lake_owner.read_bytes())["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _is_lake_locked(path: Path) -> bool:
-    """Report whether a JVM holds the lake's lock. It is a POSIX lock, which `flock` does not see."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return True
-    finally:
-        os.close(fd)
-    return False

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from hypaware.home import Home
-from hypaware.home.file_system import open_regular_file
+from hypaware.home.durable_files import open_regular_file
 from hypaware.text import strip_url_credentials
 
 CONTEXT_COLUMNS = ("cwd", "git_branch", "git_remote", "head_sha", "repo_root")

@@ -45,7 +45,11 @@ def immutable_reads() -> Iterator[None]:
 def _open(path: Path) -> sqlite3.Connection:
     wal = path.with_name(f"{path.name}-wal")
     failure: sqlite3.OperationalError | None = None
-    for mode in _modes(wal):
+    if wal.exists():
+        modes = ("mode=ro&readonly_shm=1", "mode=ro") if _immutable_mode else ("mode=ro",)
+    else:
+        modes = (_IMMUTABLE,) if _immutable_mode else ("mode=rw",)
+    for mode in modes:
         try:
             return _connect(path, mode)
         except sqlite3.OperationalError as error:
@@ -57,12 +61,6 @@ def _open(path: Path) -> sqlite3.Connection:
         raise failure
     # There is nothing to write back, and no process can write to a full disk: the file is complete.
     return _connect(path, _IMMUTABLE)
-
-
-def _modes(wal: Path) -> tuple[str, ...]:
-    if not wal.exists():
-        return (_IMMUTABLE,) if _immutable_mode else ("mode=rw",)
-    return ("mode=ro&readonly_shm=1", "mode=ro") if _immutable_mode else ("mode=ro",)
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from hypaware import faults
@@ -28,20 +27,6 @@ _after_rollback = faults.crash_point(
     "iceberg.roll-back.after-update", "the catalog references the metadata before the damaged commit"
 )
 _PARQUET_MAGIC = b"PAR1"
-
-
-@dataclass(frozen=True)
-class RolledBackTable:
-    table: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class DamagedTable:
-    """A table that a power cut cannot have damaged: a rollback would lose recorded rows."""
-
-    table: str
-    error: LakeError
 
 
 def fsync_commit(home: Home, table: str, namespace: str = metadata.NAMESPACE) -> None:
@@ -73,45 +58,43 @@ def fsync_all(home: Home, skip: Collection[str] = ()) -> None:
             fsync_commit(home, found.name)
 
 
-def roll_back_damaged(home: Home, recorded: Mapping[str, int]) -> list[RolledBackTable | DamagedTable]:
+def roll_back_damaged(home: Home, recorded: Mapping[str, int]) -> dict[str, str | LakeError]:
     """Check the newest commit of each table and roll back damaged ones. Call it before anything loads the tables.
 
-    `recorded` is the highest recorded sequence of each table. A recorded commit was fsynced, so no power cut can have
-    damaged it. A table whose rollback would lose a recorded commit is not changed, but returned as `DamagedTable`.
+    Return the reason for each table. A table whose rollback would lose rows up to the `recorded` sequence is not
+    changed, because no power cut can have damaged those; its value is the error.
     """
-    results: list[RolledBackTable | DamagedTable] = []
+    results: dict[str, str | LakeError] = {}
     for found in metadata.list_tables(home):
         if reason := find_damage(found.metadata):
             try:
                 back_to = _choose_rollback(found, recorded.get(found.name, 0), reason)
             except LakeError as error:
-                results.append(DamagedTable(found.name, error))
+                results[found.name] = error
                 continue
             _before_rollback()
             _roll_back(home, found, back_to)
             _after_rollback()
-            results.append(RolledBackTable(found.name, reason))
+            results[found.name] = reason
     return results
 
 
 def require_intact(home: Home, table: str) -> None:
     """Raise an error if a table is damaged. Nothing may be committed on top of a damaged commit."""
     found = metadata.find_table(home, table)
-    if found is not None and (reason := find_damage(found.metadata) or _find_unreadable(found.metadata)):
+    if found is None:
+        return
+    if reason := find_damage(found.metadata):
         raise _damaged_error(table, reason)
-
-
-def _find_unreadable(path: Path) -> str | None:
-    """Return the error in reading manifests of earlier commits, or None. Cached manifests are not read again."""
     try:
-        for _ in metadata.iter_cached_files(metadata.read_metadata(path)):
+        # The manifests of earlier commits. Cached ones are not read again.
+        for _ in metadata.iter_cached_files(metadata.read_metadata(found.metadata)):
             pass
     except (PermissionError, MemoryError):
         raise
     except Exception as error:
         # See `find_damage`.
-        return f"{type(error).__name__}: {error}"
-    return None
+        raise _damaged_error(table, f"{type(error).__name__}: {error}") from error
 
 
 def _choose_rollback(table: CatalogEntry, recorded: int, reason: str) -> Path | None:

@@ -39,8 +39,6 @@ _MAX_CACHED_FILES = 50_000
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A table's row in the catalog."""
-
     name: str
     metadata: Path
     previous: Path | None
@@ -177,13 +175,14 @@ def read_manifests(snapshot: TableSnapshot) -> list[ManifestFile]:
 
 
 def read_data_files(metadata: TableMetadata, manifest: ManifestFile) -> Iterator[DataFile]:
-    """Yield the live data files of a manifest."""
     seq_field = metadata.fields[SEQ].id if SEQ in metadata.fields else None
     for found in _read_avro(manifest.path):
         if found["status"] == _STATUS_DELETED:
             continue
         file = found["data_file"]
         rows = file["record_count"]
+        # Writers store the day of a partition as a date or as days since 1970.
+        day = next((value for name, value in file["partition"].items() if name != SOURCE), None)
         yield DataFile(
             path=local_path(file["file_path"]),
             bytes=file["file_size_in_bytes"],
@@ -192,7 +191,7 @@ def read_data_files(metadata: TableMetadata, manifest: ManifestFile) -> Iterator
             max_seq=_decode_long(_field_value(file.get("upper_bounds"), seq_field)),
             min_seq=_decode_long(_field_value(file.get("lower_bounds"), seq_field)),
             sequenced=rows - (_field_value(file.get("null_value_counts"), seq_field) or 0),
-            day=_partition_day(file["partition"]),
+            day=_EPOCH + timedelta(days=day) if isinstance(day, int) else day,
             # Entries that the manifest's own snapshot added may omit the id.
             snapshot_id=found["snapshot_id"] if found["snapshot_id"] is not None else manifest.snapshot_id,
             location=file["file_path"],
@@ -260,12 +259,6 @@ def _read_avro(path: Path) -> Iterator[dict[str, Any]]:
 def _field_value(by_field: Any, field: int | None) -> Any:
     """Return the value of a field id. Avro stores a map with integer keys as a list of pairs."""
     return next((pair["value"] for pair in by_field or () if pair["key"] == field), None)
-
-
-def _partition_day(partition: Mapping[str, Any]) -> date | None:
-    """Return the day of a partition. Writers store it as a date or as days since 1970."""
-    day = next((value for name, value in partition.items() if name != SOURCE), None)
-    return _EPOCH + timedelta(days=day) if isinstance(day, int) else day
 
 
 def _decode_long(bound: bytes | None) -> int | None:

@@ -3,11 +3,10 @@
 Iceberg references files by absolute path. So metadata, manifest lists and manifests are rewritten under new names with
 the paths of this home and fsynced; schema, statistics and sequence numbers do not change. One catalog transaction then
 switches all tables to the new files, and the old files, which reference the old location, are removed. Data files do
-not change. Relocation is idempotent, so it is repeated after a kill. The caller must know that no engine runs in this
-home.
+not change. Relocation is idempotent, so it is repeated after a kill. No engine may run in this home.
 
-The metadata before the newest one is kept, because a power cut may require a rollback to it, and so are all snapshots
-that the two reference. A file that a power cut has torn stays unchanged, so that the damage check finds it.
+The metadata before the newest one is kept for a rollback, and so are all snapshots that the two reference. A file that
+a power cut has torn stays unchanged, so that the damage check finds it.
 
 @ref homes#relocation
 """
@@ -22,9 +21,10 @@ import sqlite3
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from hypaware import faults
 from hypaware.errors import HypError, LakeError
@@ -54,7 +54,6 @@ _STATISTICS = ("statistics", "partition-statistics")
 
 
 def lake_names_other_home(home: Home) -> bool:
-    """Tell whether the catalog references files outside this home."""
     locations = LakeLocations.of_home(home)
     return any(locations.is_foreign(row.current) for row in _read_catalog(home))
 
@@ -76,7 +75,13 @@ def set_table_properties(home: Home, properties: Mapping[str, str]) -> None:
     """Set properties of every table in one transaction, without an engine. Tables with torn metadata are skipped."""
     locations = LakeLocations.of_home(home)
     rows = _read_catalog(home)
-    stamped = [_with_properties(locations, row, properties) for row in rows]
+    stamped = []
+    for row in rows:
+        content = _read_metadata_json(locations, row.current)
+        if content is not None and not properties.items() <= content.get("properties", {}).items():
+            content["properties"] = {**content.get("properties", {}), **properties}
+            row = replace(row, current=_write_metadata_json(row.current, content))
+        stamped.append(row)
     if stamped != rows:
         _update_catalog(home, locations, stamped)
         _after_set_properties()
@@ -99,10 +104,10 @@ class LakeLocations:
 
     def localize(self, location: str) -> str:
         """Return the location of the same file in this home. Locations outside the file system stay unchanged."""
-        scheme, path = _split_location(location)
-        if path is None:
-            return location
-        if path.is_relative_to(f"{self.root}{_WAREHOUSE}"):
+        scheme = _SCHEME_PATTERN.match(location)
+        assert scheme is not None
+        path = local_path(location)
+        if (scheme[1] or "file").lower() != "file" or path.is_relative_to(f"{self.root}{_WAREHOUSE}"):
             return location
         _, found, relative = f"{path}/".rpartition(f"{_WAREHOUSE}/")
         if not found:
@@ -110,25 +115,14 @@ class LakeLocations:
                 f"the lake of {self.root} references {location}, which is outside the warehouse of any home",
                 kind="lake_foreign_file",
             )
-        return f"{scheme}{self.root}{_WAREHOUSE}/{relative}".rstrip("/")
+        return f"{scheme[0]}{self.root}{_WAREHOUSE}/{relative}".rstrip("/")
 
     def local_file(self, location: str) -> Path:
         return local_path(self.localize(location))
 
 
-def _split_location(location: str) -> tuple[str, Path | None]:
-    """Split a location into scheme and path. The path is None for a location that is not a local file."""
-    prefix = _SCHEME_PATTERN.match(location)
-    assert prefix is not None
-    if (prefix[1] or "file").lower() != "file":
-        return "", None
-    return prefix[0], local_path(location)
-
-
 @dataclass(frozen=True)
 class _CatalogRow:
-    """A table's row in the catalog."""
-
     namespace: str
     name: str
     current: str
@@ -170,30 +164,16 @@ def _update_catalog(home: Home, locations: LakeLocations, rows: list[_CatalogRow
         catalog.execute("COMMIT")
 
 
-def _with_properties(locations: LakeLocations, row: _CatalogRow, properties: Mapping[str, str]) -> _CatalogRow:
-    content = _read_metadata_json(locations, row.current)
-    if content is None or properties.items() <= content.get("properties", {}).items():
-        return row
-    current = _write_metadata_json(
-        row.current, {**content, "properties": {**content.get("properties", {}), **properties}}
-    )
-    return _CatalogRow(row.namespace, row.name, current, row.previous)
-
-
 def _rewrite_table(locations: LakeLocations, row: _CatalogRow) -> _CatalogRow:
-    if not _table_names_other_home(locations, row):
+    content = _read_metadata_json(locations, row.current)
+    named = (row.current, row.previous, content["location"] if content else None)
+    if not any(locations.is_foreign(location) for location in filter(None, named)):
         return row
     _before_rewrite()
     rewriter = ManifestRewriter(locations)
     previous = _rewrite_metadata(locations, rewriter, row.previous, None) if row.previous else None
-    return _CatalogRow(row.namespace, row.name, _rewrite_metadata(locations, rewriter, row.current, previous), previous)
-
-
-def _table_names_other_home(locations: LakeLocations, row: _CatalogRow) -> bool:
-    if any(locations.is_foreign(location) for location in filter(None, (row.current, row.previous))):
-        return True
-    content = _read_metadata_json(locations, row.current)
-    return content is not None and locations.is_foreign(content["location"])
+    current = _rewrite_metadata(locations, rewriter, row.current, previous)
+    return replace(row, current=current, previous=previous)
 
 
 def _rewrite_metadata(locations: LakeLocations, rewriter: ManifestRewriter, location: str, previous: str | None) -> str:
@@ -286,67 +266,49 @@ class ManifestRewriter:
 
     def __init__(self, locations: LakeLocations) -> None:
         self._locations = locations
-        self._manifests: dict[str, tuple[str, int | None]] = {}
-        self._lists: dict[str, str] = {}
+        self._rewritten: dict[str, tuple[str, int | None]] = {}
 
     def manifest_list(self, location: str) -> str:
         """Rewrite a manifest list. Return its new location, or the localized old one if the file is torn."""
-        if location not in self._lists:
-            localized = self._locations.localize(location)
-            snapshot = Path(location).name.removeprefix("snap-").partition("-")[0]
-            name = f"snap-{snapshot}-1-{uuid.uuid4()}.avro"
-            self._lists[location] = self._rewrite(localized, name, self._manifest_entry)[0]
-        return self._lists[location]
+        snapshot = Path(location).name.removeprefix("snap-").partition("-")[0]
+        return self._rewrite(location, f"snap-{snapshot}-1-{uuid.uuid4()}.avro", self._manifest_entry)[0]
 
     def _manifest_entry(self, entry: _Record) -> _Record:
-        location, length = self._manifest(entry["manifest_path"])
+        location, length = self._rewrite(entry["manifest_path"], f"{uuid.uuid4()}-m0.avro", self._file_entry)
         return {**entry, "manifest_path": location, "manifest_length": length or entry["manifest_length"]}
-
-    def _manifest(self, location: str) -> tuple[str, int | None]:
-        if location not in self._manifests:
-            localized = self._locations.localize(location)
-            self._manifests[location] = self._rewrite(localized, f"{uuid.uuid4()}-m0.avro", self._file_entry)
-        return self._manifests[location]
 
     def _file_entry(self, entry: _Record) -> _Record:
         file = entry["data_file"]
         return {**entry, "data_file": {**file, "file_path": self._locations.localize(file["file_path"])}}
 
     def _rewrite(self, location: str, name: str, change: Callable[[_Record], _Record]) -> tuple[str, int | None]:
-        old = self._locations.local_file(location)
-        try:
-            return f"{location.rpartition('/')[0]}/{name}", rewrite_avro(old, old.with_name(name), change)
-        except TornFile:
-            return location, None
+        if location not in self._rewritten:
+            localized, old = self._locations.localize(location), self._locations.local_file(location)
+            try:
+                size = rewrite_avro(old, old.with_name(name), change)
+                self._rewritten[location] = f"{localized.rpartition('/')[0]}/{name}", size
+            except TornFile:
+                self._rewritten[location] = localized, None
+        return self._rewritten[location]
 
 
 def rewrite_avro(old: Path, new: Path, change: Callable[[_Record], _Record]) -> int:
     """Write a copy of an Avro file with every record changed, fsynced. Return its size."""
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(fd, "wb") as out:
-            _copy_records(old, out, change)
-            out.flush()
-            durable_files.fsync_fd(out.fileno())
-            return os.fstat(out.fileno()).st_size
-    except BaseException:
-        with contextlib.suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise
-
-
-def _copy_records(old: Path, out: BinaryIO, change: Callable[[_Record], _Record]) -> None:
     import fastavro
 
     try:
-        with open(old, "rb") as source:
+        with open(old, "rb") as source, open(new, "xb", opener=partial(os.open, mode=0o600)) as out:
             reader = fastavro.reader(source)
             header = {key: value for key, value in reader.metadata.items() if not key.startswith("avro.")}
             fastavro.writer(out, reader.writer_schema, map(change, reader), codec=reader.codec, metadata=header)
-    except FileNotFoundError as missing:
-        raise TornFile(str(old)) from missing
-    except (OSError, MemoryError, HypError):
-        raise
-    except Exception as error:
+            out.flush()
+            durable_files.fsync_fd(out.fileno())
+            return os.fstat(out.fileno()).st_size
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
         # fastavro raises many kinds of errors for a torn file.
-        raise TornFile(str(old)) from error
+        is_torn = isinstance(error, Exception) and not isinstance(error, OSError | MemoryError | HypError)
+        if is_torn or isinstance(error, FileNotFoundError):
+            raise TornFile(str(old)) from error
+        raise

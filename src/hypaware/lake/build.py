@@ -1,8 +1,7 @@
 """Build: write rows to Parquet files. Runs in Spark tasks and touches only the task's own files.
 
-A piece yields rows with their sequences, and the same ones each time: lines of a segment (`SegmentSlice`), or the rows
-of a source of an import. A task adds the internal columns, writes one fsynced file per (source, day), and returns the
-files, the keys and the rejects. The driver then finds purged rows and duplicates and removes them (`prepare`).
+A piece yields rows with their sequences, and the same ones each time. A task adds the internal columns, writes one
+fsynced file per (source, day), and returns the files, the keys and the rejects to `prepare`.
 
 @ref flush#build
 """
@@ -21,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hypaware.lake.parquet import BuiltFile, OutputPaths, PartitionWriter
-from hypaware.lake.row_keys import MatchKeys, hash_row_key, match_recorder
+from hypaware.lake.row_keys import MatchKeys, hash_row_key
 from hypaware.lake.tombstones import NO_PURGES, PurgeFilter
 from hypaware.model import datasets
-from hypaware.model.datasets import Dataset, Row, RowRejected
+from hypaware.model.datasets import GATEWAY, Dataset, Row, RowRejected
 from hypaware.spool import segments
 
 if TYPE_CHECKING:
@@ -53,15 +52,11 @@ class BuildPiece(Protocol):
 
 class RowWriter(Protocol):
     def add(self, row: Row, seq: int) -> None: ...
-
     def close(self) -> list[BuiltFile]: ...
-
     def discard(self) -> None: ...
 
 
 class Task(Protocol):
-    """A unit of work for an executor."""
-
     def run(self) -> BuildResult: ...
 
 
@@ -124,26 +119,36 @@ class BuildTask:
             writer = PartitionWriter(dataset, paths, self.field_ids)
         built = BuildResult()
         is_purged = self.purge_filter.predicate(dataset)
-        record_match_keys = match_recorder(dataset, self.own_gateway, self.match_native, built.match_keys)
+        may_be_live = dataset.match_rules.may_be_live if dataset.match_rules is not None else None
+        # Reference counting frees rows; if the cycle collector scans millions of them, the build takes twice as long.
+        collects_garbage = gc.isenabled()
+        gc.disable()
         try:
-            with _pause_garbage_collection():
-                for piece in self.pieces:
-                    for seq, row in piece.rows(dataset, built):
-                        if is_purged is not None and is_purged(row):
-                            built.purged.append(seq)
-                            continue
-                        if self.facts:
-                            fill_session_facts(dataset, row, self.facts)
-                        if (key := hash_row_key(dataset, row, self.own_gateway)) is not None:
-                            built.seqs.append(seq)
-                            built.keys += key
-                        if record_match_keys is not None:
-                            record_match_keys(row, seq)
-                        writer.add(row, seq)
-                built.files = writer.close()
+            for piece in self.pieces:
+                for seq, row in piece.rows(dataset, built):
+                    if is_purged is not None and is_purged(row):
+                        built.purged.append(seq)
+                        continue
+                    if self.facts:
+                        fill_session_facts(dataset, row, self.facts)
+                    if (key := hash_row_key(dataset, row, self.own_gateway)) is not None:
+                        built.seqs.append(seq)
+                        built.keys += key
+                    if (
+                        may_be_live is not None
+                        and (self.match_native or may_be_live(row))
+                        # Rows of another gateway were matched there.
+                        and self.own_gateway in (None, row.get(GATEWAY))
+                    ):
+                        built.match_keys.record(dataset, row, seq)
+                    writer.add(row, seq)
+            built.files = writer.close()
         except BaseException:
             writer.discard()
             raise
+        finally:
+            if collects_garbage:
+                gc.enable()
         return built
 
 
@@ -164,10 +169,7 @@ class SegmentUnreadable(Exception):
 
 
 def run_catching(task: Task, counts: Sequence[Any] = ()) -> BuildResult | BuildFailure:
-    """Run a task in an executor. Return a failure as a result, so that it does not fail the other tasks.
-
-    `counts` are the accumulators of `watch_build`.
-    """
+    """Run a task in an executor, with the accumulators of `watch_build`. A failure must not fail the other tasks."""
     try:
         result = task.run()
         if counts and isinstance(task, BuildTask):
@@ -185,18 +187,6 @@ def run_catching(task: Task, counts: Sequence[Any] = ()) -> BuildResult | BuildF
 def confirm_worker(_: object) -> bool:
     """Return True in an executor, which proves that workers start and can import this module."""
     return True
-
-
-@contextmanager
-def _pause_garbage_collection() -> Iterator[None]:
-    """Disable the cycle collector. Reference counting frees rows; scanning millions of them doubles the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,9 @@
     open the table (recover) · reserve · prepare · commit · fsync · record · index the keys · remove segments
 
 The caller holds the lake's lock (one JVM per home) and the table's commit lock. No other job reserves or commits
-between our reservation and our record, so rows become visible in the order of their sequences.
-
-An interrupted flush was either committed, and recovery records it, or it was not, and recovery discards it. An import
-reserves as many sequences as it can have rows; gaps are allowed. The new checkpoints of its sources are pending from
-the build on and take effect when the flush is recorded.
+between our reservation and our record, so rows become visible in the order of their sequences. An interrupted flush was
+either committed, and recovery records it, or it was not, and recovery discards it. Checkpoints of an import are pending
+from the build on and take effect when the flush is recorded.
 
 @ref flush#recover @ref flush#commit @ref flush#record
 """
@@ -17,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 
-from hypaware import faults
+from hypaware import faults, telemetry
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files
 from hypaware.iceberg import fsync
@@ -27,9 +25,8 @@ from hypaware.lake.table import LakeBackend, LakeTable, NotCommitted, OpenTable
 from hypaware.model.datasets import Dataset
 from hypaware.model.row_counts import RowCounts
 from hypaware.spool import segments
-from hypaware.state import flushes, mirror, sources
-from hypaware.state.flushes import Flush, FlushOutcome
-from hypaware.state.sources import SourceCheckpoint
+from hypaware.state import flushes, mirror
+from hypaware.state.flushes import Flush, FlushOutcome, SourceCheckpoint
 from hypaware.state.store import StateStore
 
 _after_reserve = faults.crash_point("lake.reserve.after-commit", "a sequence range is reserved, nothing is built")
@@ -92,10 +89,7 @@ def discard_on_error(target: OpenTable, flush: Flush) -> Iterator[None]:
 
 
 def commit_flush(
-    target: OpenTable,
-    flush: Flush,
-    prepared: PreparedFlush,
-    checkpoints: Sequence[SourceCheckpoint] | None = None,
+    target: OpenTable, flush: Flush, prepared: PreparedFlush, checkpoints: Sequence[SourceCheckpoint] | None = None
 ) -> FlushOutcome:
     """Commit the prepared rows and, for an import, the new checkpoints of its sources.
 
@@ -103,10 +97,10 @@ def commit_flush(
     """
     if checkpoints is not None:
         with discard_on_error(target, flush), target.store.transaction() as connection:
-            sources.add_pending_checkpoints(connection, flush.id, checkpoints)
+            flushes.add_pending_checkpoints(connection, flush.id, checkpoints)
         _after_pending()
     # Indexing the keys of a large import takes long: it runs in the background and takes effect after the record.
-    with target.index.stage(prepared.keys, prepared.match_keys, prepared.matched) as staged:
+    with target.index.stage(prepared.keys, prepared.match_keys, prepared.matched) as commit_keys:
         _before_commit()
         if prepared.files:
             try:
@@ -121,9 +115,10 @@ def commit_flush(
                 fsync.fsync_commit(target.home, flush.dataset)
             record_flush(target.home, target.store, flush, outcome)
             _after_record()
-            staged.commit(flush.dataset, target.table.uuid, target.table.floor)
+            commit_keys(flush.dataset, target.table.uuid, target.table.floor)
             _before_remove()
-            remove_segments(target.home, flush)
+            if flush.segments:
+                remove_segments(target.home, flush)
             _after_remove()
         except OSError as error:
             # The rows are committed. The flush stays reserved, and recovery finishes it.
@@ -131,6 +126,8 @@ def commit_flush(
                 f"{flush.dataset}: rows are in the lake but not recorded ({error}); the next flush records them",
                 kind="flush_unfinished",
             ) from error
+    telemetry.count("hyp_rows_written", outcome.rows.written, hyp_dataset=flush.dataset)
+    telemetry.count("hyp_rows_rejected", outcome.rows.rejected, hyp_dataset=flush.dataset)
     return outcome
 
 
@@ -140,11 +137,12 @@ def finish_interrupted_flushes(home: Home, store: StateStore, table: LakeTable, 
         interrupted = flushes.unfinished_flushes(connection, dataset)
     for flush in interrupted:
         if committed := table.find_flush(flush):
-            rejected = prepare.count_rejects(home, flush)
-            duplicates = max(0, sum(segment.rows for segment in flush.segments) - committed.rows - rejected)
-            counts = RowCounts(committed.rows, duplicates, rejected)
-            record_flush(home, store, flush, FlushOutcome(committed.high_water, counts))
-            remove_segments(home, flush)
+            written, rejected = sum(rows for _, rows in committed.values()), prepare.count_rejects(home, flush)
+            duplicates = max(0, sum(segment.rows for segment in flush.segments) - written - rejected)
+            high_water = {source: highest for source, (highest, _) in committed.items()}
+            record_flush(home, store, flush, FlushOutcome(high_water, RowCounts(written, duplicates, rejected)))
+            if flush.segments:
+                remove_segments(home, flush)
         else:
             discard_flush(home, store, table, flush)
 
@@ -156,9 +154,6 @@ def record_flush(home: Home, store: StateStore, flush: Flush, outcome: FlushOutc
 
 
 def remove_segments(home: Home, flush: Flush) -> None:
-    """Remove the segments of a flush. An import has none."""
-    if not flush.segments:
-        return
     folder = segments.spool_folder(home, flush.dataset)
     committed = {segment.name for segment in flush.segments}
     for segment in segments.list_sealed_segments(folder):
@@ -172,7 +167,8 @@ def discard_flush(
 ) -> None:
     """Discard a flush that was not committed. Its data files have its id in their names, and no table uses them."""
     files = list(table.data_root.glob(f"*/*/{flush.id}-*.parquet"))
-    prepare.discard_rejects(home, flush)
+    if (rejects := prepare.rejects_path(home, flush)).exists():
+        durable_files.remove_durably(rejects)
     settlements.discard_settlements(home, flush)
     for path in files:
         path.unlink(missing_ok=True)

@@ -3,11 +3,10 @@
 **By dedupe key.** The row with the lowest sequence of a key is kept. A flush is compared with committed rows only,
 never with the spool: its rows come from the spool and would match themselves.
 
-**By match key.** A live row and a native row that share a match key record the same part (`model.matching`), and each
-part has one row. If both are new, the native row is kept. A new live row that matches a native row of the lake is
-dropped. A new native row that matches a live row of the lake is not added either: the next compaction gives its columns
-to the live row (`settlements`), which keeps its sequence, so nothing is delivered twice. Matching goes through the rows
-by sequence and gives each the best match that is still available.
+**By match key.** A live row and a native row that share a match key record the same part, and each part has one row. If
+both are new, the native row is kept. A new live row that matches a native row of the lake is dropped. A new native row
+that matches a live row of the lake is not added either: the next compaction gives its columns to the live row
+(`settlements`), which keeps its sequence, so nothing is delivered twice.
 
 A table has no match keys until its first live row without an own id arrives. Then `enable_matching` indexes all rows of
 the table, and from then on builds record match keys of native rows too.
@@ -22,27 +21,35 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import groupby, islice, pairwise
+from functools import partial
+from itertools import groupby, islice
 from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from hypaware.errors import LakeError
+from hypaware.errors import LakeError, Retryable
 from hypaware.home import Home
 from hypaware.home.sqlite_readonly import has_table, open_readonly
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import TableMetadata
 from hypaware.lake import health, key_index, settlements
-from hypaware.lake.build import BuildResult
+from hypaware.lake.build import BuildFailure, BuildResult
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.row_keys import MatchKey, MatchKeys, hash_row_key, unpack_keys
-from hypaware.lake.scan import KeyScanTask, scan_keys, scan_table_keys
+from hypaware.lake.parquet import read_batches, to_producer_rows
+from hypaware.lake.row_keys import MatchKey, MatchKeys, hash_key, hash_row_key, unpack_keys
 from hypaware.lake.table import LakeBackend, LakeTable
-from hypaware.model.datasets import Dataset
+from hypaware.model import canonical, datasets
+from hypaware.model.datasets import GATEWAY, ROW_ID, SEQ, Dataset
 from hypaware.spool import reader
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 # Equal texts that are further apart do not match, unless their time is uncertain.
 MATCH_WINDOW_SECONDS = 3600
 # Of very many equal texts only the first are compared; they match in order.
 _MAX_CANDIDATES = 100
+_FILES_PER_SCAN = 16
 
 
 def open_index(home: Home, lake: LakeBackend, table: LakeTable, dataset: Dataset) -> KeyIndex:
@@ -74,8 +81,8 @@ def _index_new_rows(
     has_live = False
     for result in scan_table_keys(home, lake, table, dataset, after, with_match_keys=enabled):
         has_live = has_live or any(result.reports)
-        with index.stage(unpack_keys(result.keys, result.seqs), result.match_keys) as staged:
-            staged.commit(dataset.name, table.uuid, after)
+        with index.stage(unpack_keys(result.keys, result.seqs), result.match_keys) as commit:
+            commit(dataset.name, table.uuid, after)
     if has_live and not enabled:
         enable_matching(home, lake, index, table, dataset)
     index.add(dataset.name, table.uuid, table.floor, ())
@@ -102,23 +109,25 @@ def _index_settlements(home: Home, index: KeyIndex, table: LakeTable, dataset: D
 def find_duplicates(index: KeyIndex, results: Sequence[BuildResult]) -> frozenset[int]:
     """Return the sequences of rows whose key a committed row or an earlier row of this flush has."""
     found = [pair for result in results for pair in unpack_keys(result.keys, result.seqs)]
-    # Sort only if necessary: consecutive results usually are in order.
-    if any(before[1] > after[1] for before, after in pairwise(found)):
-        found.sort(key=itemgetter(1))
-    seen: set[bytes] = set(index.find(key for key, _ in found))
-    duplicate_seqs = []
-    for key, seq in found:
+    return _find_repeated(found, set(index.find(key for key, _ in found)))
+
+
+def _find_repeated(found: list[tuple[bytes, int]], seen: set[bytes]) -> frozenset[int]:
+    """Return the sequences of the pairs (key, sequence) whose key was seen or has a lower sequence too."""
+    repeated = []
+    for key, seq in sorted(found, key=itemgetter(1)):
         if key in seen:
-            duplicate_seqs.append(seq)
+            repeated.append(seq)
         else:
             seen.add(key)
-    return frozenset(duplicate_seqs)
+    return frozenset(repeated)
 
 
 def enable_matching(home: Home, lake: LakeBackend, index: KeyIndex, table: LakeTable, dataset: Dataset) -> None:
     """Start keeping match keys of a dataset. Index the lake's rows first, in batches, as other jobs use the index."""
     for result in scan_table_keys(home, lake, table, dataset, with_match_keys=True):
-        index.add_match_keys(result.match_keys)
+        with index.transaction() as db:
+            key_index.insert_match_keys(db, result.match_keys, ())
     index.enable_matching(dataset.name)
 
 
@@ -187,8 +196,6 @@ def match_rows(new: Iterable[MatchKey], known: Iterable[MatchKey]) -> Matches:
 
 
 class _Unmatched:
-    """Rows without a match yet, by match key."""
-
     def __init__(self) -> None:
         self._by_hash: defaultdict[tuple[bytes, bool], dict[int, MatchKey]] = defaultdict(dict)
         self._lookups: defaultdict[int, list[tuple[bytes, bool]]] = defaultdict(list)
@@ -202,28 +209,24 @@ class _Unmatched:
         """Remove and return the best match of a row, or return None."""
         for match_key in row_keys:
             others = self._by_hash.get((match_key.hash, not match_key.is_live), {}).values()
-            candidates = [other for other in islice(others, _MAX_CANDIDATES) if _may_match(match_key, other)]
+            candidates = {
+                distance: other
+                for other in islice(others, _MAX_CANDIDATES)
+                if (distance := _match_distance(match_key, other)) is not None
+            }
             if candidates:
-                best = min(candidates, key=lambda other: _match_distance(match_key, other))
+                best = candidates[min(candidates)]
                 for lookup in self._lookups.pop(best.seq):
                     self._by_hash[lookup].pop(best.seq, None)
                 return best
         return None
 
 
-def _may_match(one: MatchKey, other: MatchKey) -> bool:
-    return (
-        one.is_exact
-        or one.is_time_uncertain
-        or other.is_time_uncertain
-        or abs(one.at - other.at) <= MATCH_WINDOW_SECONDS
-    )
-
-
-def _match_distance(one: MatchKey, other: MatchKey) -> tuple[bool, int, int]:
-    """Order candidates by their distance in time if it is certain, otherwise by sequence."""
+def _match_distance(one: MatchKey, other: MatchKey) -> tuple[bool, int, int] | None:
+    """Order candidates by their distance in time if it is certain, otherwise by sequence. None: too far apart."""
     timeless = one.is_exact or one.is_time_uncertain or other.is_time_uncertain
-    return other.is_time_uncertain, 0 if timeless else abs(one.at - other.at), other.seq
+    seconds = 0 if timeless else abs(one.at - other.at)
+    return (other.is_time_uncertain, seconds, other.seq) if seconds <= MATCH_WINDOW_SECONDS else None
 
 
 class ExistingKeys:
@@ -242,14 +245,8 @@ class ExistingKeys:
         """Return the sequences of the pairs (key, sequence) whose key exists or occurred earlier in this run."""
         keys = {key for key, _ in found}
         seen = self._from_this_run | self.committed(keys) | keys.intersection(self._spooled())
-        duplicates = []
-        for key, seq in sorted(found, key=itemgetter(1)):
-            if key in seen:
-                duplicates.append(seq)
-            else:
-                seen.add(key)
         self._from_this_run |= keys
-        return frozenset(duplicates)
+        return _find_repeated(found, seen)
 
     @property
     def may_match(self) -> bool:
@@ -257,7 +254,8 @@ class ExistingKeys:
         if self._table is None or not self._home.keys.is_file():
             return False
         with open_readonly(self._home.keys) as index:
-            return has_table(index, "matching") and key_index.is_matching_enabled(index, self._dataset.name)
+            enabled = (key_index.MATCHING_ENABLED, (self._dataset.name,))
+            return has_table(index, "matching") and index.execute(*enabled).fetchone() is not None
 
     def settled(self, built: Sequence[BuildResult], left_out: Container[int]) -> frozenset[int]:
         """Return the sequences of the rows that would settle a live row of the lake instead of being written."""
@@ -308,3 +306,100 @@ class ExistingKeys:
         for row in reader.read_spooled_rows(self._home, self._dataset.name):
             if (key := hash_row_key(self._dataset, row, self._own_gateway)) is not None:
                 yield key
+
+
+@dataclass(frozen=True)
+class KeyScanTask:
+    """Read the keys of a data file's rows above a sequence, including those that settled rows had before.
+
+    `reports` is `[True]` if there is a live row.
+    """
+
+    dataset: str
+    path: Path
+    after: int = 0
+    own_gateway: str | None = None
+    with_match_keys: bool = False
+
+    def run(self) -> BuildResult:
+        dataset, built = datasets.get(self.dataset), BuildResult()
+        rules = dataset.match_rules
+        columns = [SEQ, GATEWAY, dataset.key_column, *dataset.key_parts]
+        if rules is not None:
+            columns += [dataset.time_column, *rules.columns] if self.with_match_keys else [rules.marker_column]
+        has_live = False
+        for batch in read_batches(self.path, list(dict.fromkeys(columns))):
+            for row in batch.to_pylist():
+                if (seq := row[SEQ]) is None or seq <= self.after:
+                    continue
+                keys = [hash_row_key(dataset, row, self.own_gateway)]
+                # Rows of other gateways were matched there.
+                if rules is not None and self.own_gateway in (None, row.get(GATEWAY)):
+                    keys += [hash_key(dataset.name, key) for key in rules.previous_keys(row)]
+                    has_live = has_live or rules.may_be_live(row)
+                    if self.with_match_keys:
+                        built.match_keys.record(dataset, row, seq)
+                for key in filter(None, keys):
+                    built.seqs.append(seq)
+                    built.keys += key
+        built.reports = [has_live]
+        return built
+
+
+def scan_table_keys(
+    home: Home, lake: LakeBackend, table: LakeTable, dataset: Dataset, after: int = 0, *, with_match_keys: bool = False
+) -> Iterator[BuildResult]:
+    """Yield the keys of all rows above a sequence, as `KeyScanTask` returns them, some files at a time."""
+    entry = metadata.find_table(home, dataset.name)
+    files = metadata.iter_cached_files(metadata.read_metadata(entry.metadata)) if entry else []
+    paths = [file.path for file in files if file.max_seq is None or file.max_seq > after]
+    for start in range(0, len(paths), _FILES_PER_SCAN):
+        some = paths[start : start + _FILES_PER_SCAN]
+        yield from scan_keys(lake, table, dataset, some, after, with_match_keys=with_match_keys)
+
+
+def scan_keys(
+    lake: LakeBackend,
+    table: LakeTable,
+    dataset: Dataset,
+    paths: Sequence[Path],
+    after: int = 0,
+    *,
+    with_match_keys: bool = False,
+) -> Iterator[BuildResult]:
+    tasks = [KeyScanTask(dataset.name, path, after, table.gateway_id, with_match_keys) for path in paths]
+    for result in lake.run(tasks):
+        if isinstance(result, BuildFailure):
+            raise Retryable(f"{dataset.name}: could not read rows of the lake: {result.reason}", kind="scan_failed")
+        yield result
+
+
+class RowIdCheck(NamedTuple):
+    checked: int
+    missing: int
+    wrong: int
+
+
+def check_row_ids(spark: SparkContext, dataset: str, paths: Sequence[Path], max_rows: int | None = None) -> RowIdCheck:
+    """Count the rows without a row id, and those whose id does not match their content, in each file's first rows."""
+    if not paths:
+        return RowIdCheck(0, 0, 0)
+    check = partial(check_file_row_ids, dataset, max_rows=max_rows)
+    found = spark.parallelize(paths, len(paths)).map(check).collect()
+    return RowIdCheck(*map(sum, zip(*found, strict=True)))
+
+
+def check_file_row_ids(name: str, path: Path, max_rows: int | None = None) -> RowIdCheck:
+    dataset = datasets.get(name)
+    checked = missing = wrong = 0
+    for batch in read_batches(path, [ROW_ID, *(column.name for column in dataset.columns)]):
+        for row in to_producer_rows(dataset, batch):
+            row_id = row.pop(ROW_ID, None)
+            checked += 1
+            missing += row_id is None
+            # A settled row has native columns but keeps the row id of its live row.
+            settled = dataset.match_rules is not None and dataset.match_rules.previous_keys(row)
+            wrong += row_id is not None and not settled and row_id != canonical.compute_row_id(row)
+            if checked == max_rows:
+                return RowIdCheck(checked, missing, wrong)
+    return RowIdCheck(checked, missing, wrong)

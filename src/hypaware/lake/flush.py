@@ -1,7 +1,5 @@
 """Flush: commit spooled segments to the lake. A flush may be killed at any point; it is finished or undone later.
 
-    recover · reserve · build · drop duplicates · commit · fsync · record · remove segments
-
 @ref flush#reserve
 """
 
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hypaware import telemetry
+from hypaware.config import FlushConfig
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files, session_context
 from hypaware.lake import commit, prepare
@@ -24,7 +23,7 @@ from hypaware.lake.prepare import PoisonRows, prepare_flush
 from hypaware.lake.table import LakeBackend, OpenTable
 from hypaware.model.datasets import Dataset
 from hypaware.model.row_counts import RowCounts
-from hypaware.spool import active, reader, segments
+from hypaware.spool import reader, segments
 from hypaware.spool.segments import Segment
 from hypaware.state import flushes
 from hypaware.state.flushes import Flush
@@ -33,14 +32,6 @@ from hypaware.state.store import StateStore
 _MAX_SEGMENTS = 200
 _SLICE_BYTES = 8 << 20
 _WAIT_FOR_PRODUCERS = 5.0
-
-
-@dataclass(frozen=True)
-class FlushLimits:
-    """The maximum size of one flush; a larger spool takes several."""
-
-    max_rows: int = 100_000
-    max_bytes: int = 128 << 20
 
 
 @dataclass
@@ -73,7 +64,8 @@ class Flusher:
     home: Home
     store: StateStore
     lake: LakeBackend
-    limits: FlushLimits = FlushLimits()
+    limits: FlushConfig = field(default_factory=FlushConfig)
+    """The maximum size of one flush; a larger spool takes several."""
     progress: Callable[[str, int, int], None] = _ignore
     check_cancelled: Callable[[], None] = _ignore
 
@@ -83,7 +75,7 @@ class Flusher:
         folder = segments.spool_folder(self.home, dataset.name)
         try:
             folder.create()
-            report.still_active = [path.name for path in active.wait_until_sealed(folder, wait)]
+            report.still_active = [path.name for path in segments.wait_until_sealed(folder, wait)]
             with commit.open_table(self.home, self.store, self.lake, dataset) as target:
                 # Only segments that exist now: constant producers must not keep this flush from ending.
                 now = time.time()
@@ -123,8 +115,6 @@ class Flusher:
             telemetry.record("hyp_flush_seconds", time.monotonic() - started, hyp_dataset=dataset)
             telemetry.gauge("hyp_spool_bytes", reader.summarize_spool(self.home, dataset).bytes, hyp_dataset=dataset)
             span.set(row_count=outcome.rows.written, rows_rejected=outcome.rows.rejected)
-            telemetry.count("hyp_rows_written", outcome.rows.written, hyp_dataset=dataset)
-            telemetry.count("hyp_rows_rejected", outcome.rows.rejected, hyp_dataset=dataset)
 
     def _uncommitted(self, dataset: str) -> list[Segment]:
         """Return the uncommitted sealed segments, oldest first. Remove the files of committed ones."""

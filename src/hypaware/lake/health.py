@@ -17,10 +17,7 @@ from hypaware.state.store import StateStore
 
 
 def check_tables(home: Home, names: Collection[str] | None = None) -> None:
-    """Check that all recorded tables exist and that their metadata can be read.
-
-    Otherwise a lost catalog would pass for an empty lake, and Iceberg would retry a torn file for a minute.
-    """
+    """Check that all recorded tables exist and are readable. A lost catalog must not pass for an empty lake."""
     if not home.state.is_file():
         return
     with closing(open_home(home, make=False).store) as store:
@@ -38,10 +35,7 @@ def read_recorded_floors(store: StateStore) -> dict[str, int]:
 
 
 def check_floor(home: Home, dataset: str, recorded: int) -> None:
-    """Raise an error unless the table has all rows up to the recorded sequence.
-
-    This keeps a lost table from being replaced by an empty one, and missing rows from being taken as delivered.
-    """
+    """Raise unless the table reaches the recorded sequence: missing rows must not be taken as delivered."""
     if not recorded:
         return
     entry = metadata.find_table(home, dataset)
@@ -64,10 +58,7 @@ def check_floor(home: Home, dataset: str, recorded: int) -> None:
 def has_pending_rows(
     home: Home, names: Collection[str] | None = None, *, make: bool = True, skip_deferred: bool = False
 ) -> bool:
-    """Tell whether there are rows in the spool or interrupted flushes. Checks the folders first, which is cheap.
-
-    `skip_deferred` ignores deferred rows.
-    """
+    """Tell whether there are rows in the spool or interrupted flushes. Checks the folders first, which is cheap."""
     wanted = segments.list_spooled_datasets(home) if names is None else names
     if any(reader.summarize_spool(home, name, skip_deferred=skip_deferred).segments for name in wanted):
         return True
@@ -76,13 +67,11 @@ def has_pending_rows(
 
 
 def list_unfinished_datasets(store: StateStore) -> set[str]:
-    """Return the datasets that have an interrupted flush."""
     with store.reading() as connection:
         return {flush.dataset for flush in flushes.unfinished_flushes(connection)}
 
 
 def has_committed_rows(store: StateStore) -> bool:
-    """Tell whether any row was ever committed."""
     with store.reading() as connection:
         return bool(flushes.load_high_water(connection))
 

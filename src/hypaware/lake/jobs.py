@@ -8,26 +8,33 @@ from functools import partial
 from typing import Any
 
 from hypaware.engine.jobs import JobContext
-from hypaware.errors import Cancelled, HypError
+from hypaware.errors import Cancelled, HypError, LakeError
 from hypaware.home.identity import Identity
 from hypaware.iceberg import fsync
 from hypaware.iceberg.metadata import INCARNATION_PROPERTY
 from hypaware.lake import health
 from hypaware.lake.commit import finish_interrupted_flushes
-from hypaware.lake.flush import Flusher, FlushLimits, FlushReport
+from hypaware.lake.flush import Flusher, FlushReport
 from hypaware.lake.locks import commit_lock
-from hypaware.lake.spark_table import SparkLake, SparkTable
+from hypaware.lake.spark_table import SparkLake, SparkTable, trim_snapshots
 from hypaware.model import datasets
 from hypaware.spool import segments
 from hypaware.state import flushes, recovery
 from hypaware.state.home_opener import OpenHome, catch_up, open_home
-from hypaware.state.store import StateStore
 
 
 def recover_lake(context: JobContext) -> None:
     """Repair the lake after its lock was acquired: damage by a power cut, an outdated state, interrupted flushes."""
     with _open_home(context) as opened:
-        damaged = _roll_back_damaged(context, opened.store)
+        # Nothing may write to tables that a rollback cannot repair.
+        damaged = set()
+        found = fsync.roll_back_damaged(context.home, health.read_recorded_floors(opened.store))
+        for table, reason in found.items():
+            if isinstance(reason, LakeError):
+                damaged.add(table)
+                context.note(reason.message)
+            else:
+                context.note(f"{table}: the newest commit was damaged by a crash ({reason}) and was rolled back")
         fsync.fsync_all(context.home, skip=damaged)
         floor = recovery.summarize_lake(context.home).floor
         with opened.store.reading() as connection:
@@ -43,28 +50,13 @@ def recover_lake(context: JobContext) -> None:
         store_incarnation(context, opened.identity, skip=damaged, is_only_job=True)
 
 
-def _roll_back_damaged(context: JobContext, store: StateStore) -> set[str]:
-    """Roll back damaged commits. Return the tables that this cannot repair; nothing may write to them."""
-    damaged = set()
-    for found in fsync.roll_back_damaged(context.home, health.read_recorded_floors(store)):
-        if isinstance(found, fsync.DamagedTable):
-            damaged.add(found.table)
-            context.note(found.error.message)
-        else:
-            context.note(
-                f"{found.table}: the newest commit was damaged by a crash ({found.reason}) and was rolled back"
-            )
-    return damaged
-
-
 def store_incarnation(
     context: JobContext, identity: Identity, *, skip: Collection[str] = (), is_only_job: bool = False
 ) -> None:
     """Store the incarnation in tables that lack it. Spark is used only if there is one."""
     for name, known in recovery.summarize_lake(context.home).tables.items():
-        if name in skip:
-            continue
-        if known.properties.get(INCARNATION_PROPERTY) == identity.incarnation or name not in datasets.list_names():
+        is_stored = known.properties.get(INCARNATION_PROPERTY) == identity.incarnation
+        if is_stored or name in skip or name not in datasets.list_names():
             continue
         with nullcontext() if is_only_job else commit_lock(name, context.check_cancelled):
             fsync.fsync_commit(context.home, name)
@@ -73,11 +65,7 @@ def store_incarnation(
 
 
 def run_flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """Run the job `flush`.
-
-    args: `dataset` (all that have a spool if missing), `patient` (skip deferred rows). Result: the flush document of
-    INTERFACE.
-    """
+    """Run the job `flush`. args: `dataset` (default: all that have a spool), `patient` (skip deferred rows)."""
     wanted = [args["dataset"]] if args.get("dataset") else segments.list_spooled_datasets(context.home)
     reports = flush_datasets(context, wanted, skip_deferred=bool(args.get("patient")))
     return {"datasets": [report.as_json() for report in reports]}
@@ -85,15 +73,13 @@ def run_flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
 
 def flush_datasets(context: JobContext, names: list[str], *, skip_deferred: bool = False) -> list[FlushReport]:
     """Flush each dataset. An error of one does not stop the others; the first error is raised at the end."""
-    limits = FlushLimits(context.config.flush.max_rows, context.config.flush.max_bytes)
     reports: list[FlushReport] = []
     errors: list[HypError] = []
     spark = context.spark
     with _open_home(context) as opened:
         lake = SparkLake(context.home, spark, opened.identity, context.check_cancelled)
-        flusher = Flusher(
-            context.home, opened.store, lake, limits, partial(context.progress, unit="rows"), context.check_cancelled
-        )
+        progress = partial(context.progress, unit="rows")
+        flusher = Flusher(context.home, opened.store, lake, context.config.flush, progress, context.check_cancelled)
         for name in _installed_datasets(context, names):
             try:
                 with commit_lock(name, context.check_cancelled):
@@ -110,15 +96,6 @@ def flush_datasets(context: JobContext, names: list[str], *, skip_deferred: bool
     if errors:
         raise errors[0]
     return reports
-
-
-def trim_snapshots(context: JobContext, table: SparkTable, name: str) -> None:
-    """Remove old snapshots. A failure is only reported, because the flush is already committed."""
-    try:
-        if table.trim():
-            fsync.fsync_commit(context.home, name)
-    except Exception as error:
-        context.note(f"{name}: old snapshots could not be removed ({type(error).__name__}); the next flush tries again")
 
 
 def _installed_datasets(context: JobContext, names: list[str]) -> list[str]:

@@ -1,27 +1,23 @@
 """The key index `lake/keys.db`: the dedupe keys and match keys of all rows. With it, a flush reads only its own rows.
 
 The index is derived from the lake. `keys` maps the hash of a dedupe key to a sequence. For each table, `applied` has
-the sequence up to which rows are indexed (`through`), which must equal the table's floor. If it is lower, the missing
-range is read from the lake. If it is higher (the lake was rolled back), or if the index belongs to the previous
-generation of the table, the table is indexed again. If it belongs to another table, the index is rebuilt. Keys of rows
-that retention removed stay in the index and exist nowhere else, so backups and copies of a home include it. If the
-index cannot be read, the flush fails; no row is ever dropped for that.
+the sequence up to which rows are indexed (`through`), which must equal the table's floor; `dedupe.open_index` catches
+up. Keys of rows that retention removed stay in the index and exist nowhere else, so backups and copies of a home
+include it. If the index cannot be read, the flush fails; no row is ever dropped for that.
 
 `matches` has the match keys of rows (hash, sequence, flags, time), `met` the sequences of matched rows, `matching` the
-datasets with match keys, `settlements` the names of the indexed settlement files. A dataset gets match keys when its
-first live row without an own id arrives; then all rows of its table are indexed once. A rebuild loses which native row
-a superseded live row was matched with; matching the row again gives the same result.
+datasets with match keys, `settlements` the names of the indexed settlement files. A rebuild loses which native row a
+superseded live row was matched with; matching the row again gives the same result.
 
 @ref keys#dedupe
 """
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +33,7 @@ _after_keys_commit = faults.crash_point("lake.keys.after-commit", "the keys of a
 _LOOKUP_SIZE = 500
 # An import of another dataset writes its keys in one transaction, which can take minutes.
 _BUSY_TIMEOUT_MILLISECONDS = 300_000
+MATCHING_ENABLED = "SELECT 1 FROM matching WHERE dataset = ?"
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS keys (hash BLOB PRIMARY KEY, seq INTEGER) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS applied (dataset TEXT PRIMARY KEY, uuid TEXT, through INTEGER)",
@@ -65,7 +62,6 @@ class KeyIndex:
         self._db.close()
 
     def table_uuid(self, dataset: str) -> str | None:
-        """Return the uuid of the table that the index was built for."""
         found = self._read("SELECT uuid FROM applied WHERE dataset = ?", dataset)
         return str(found[0][0]) if found else None
 
@@ -105,34 +101,53 @@ class KeyIndex:
         return {bytes(key) for (key,) in found}
 
     def has_match_keys(self, dataset: str) -> bool:
-        """Tell whether the index holds match keys of a dataset."""
-        with self._reporting_errors():
-            return is_matching_enabled(self._db, dataset)
+        return bool(self._read(MATCHING_ENABLED, dataset))
 
     def find_unmatched(self, hashes: Iterable[bytes]) -> list[MatchKey]:
-        """Return the match keys of rows in the lake that have one of the hashes and are not matched yet."""
         with self._reporting_errors():
             return find_unmatched(self._db, hashes)
 
     def indexed_settlements(self, dataset: str) -> set[str]:
-        """Return the names of a dataset's indexed settlements."""
         found = self._read("SELECT name FROM settlements WHERE name LIKE ?", f"{dataset}/%")
         return {name for (name,) in found if name.startswith(f"{dataset}/")}
 
     def add(self, dataset: str, table_uuid: str, through: int, keys: Iterable[tuple[bytes, int]]) -> None:
         """Add keys and set `through` in one transaction. A key keeps its lowest sequence."""
-        with self.stage(keys) as staged:
-            staged.commit(dataset, table_uuid, through)
+        with self.stage(keys) as commit:
+            commit(dataset, table_uuid, through)
 
+    @contextmanager
     def stage(
         self, keys: Iterable[tuple[bytes, int]], match_keys: Iterable[MatchKey] = (), matched: Iterable[int] = ()
-    ) -> StagedKeys:
-        """Add keys in the background. They take effect with `commit`, and are discarded without it."""
-        return StagedKeys(self._db, self.path, keys, match_keys, matched)
+    ) -> Iterator[Callable[[str, str, int], None]]:
+        """Add keys in the background. They take effect with the yielded `commit`, and are discarded without it."""
 
-    def add_match_keys(self, match_keys: Iterable[MatchKey]) -> None:
-        with self.transaction() as db:
-            _insert_match_keys(db, match_keys, ())
+        def fill() -> None:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany(
+                "INSERT INTO keys VALUES (?, ?) ON CONFLICT (hash) DO UPDATE SET seq = min(seq, excluded.seq)",
+                sorted(keys),
+            )
+            insert_match_keys(self._db, match_keys, matched)
+
+        def commit(dataset: str, table_uuid: str, through: int) -> None:
+            wait([filling])
+            _before_keys_commit()
+            with self._reporting_errors():
+                filling.result()
+                self._db.execute("INSERT OR REPLACE INTO applied VALUES (?, ?, ?)", (dataset, table_uuid, through))
+                self._db.execute("COMMIT")
+            _after_keys_commit()
+
+        with ThreadPoolExecutor(1, "keys") as background:
+            filling = background.submit(fill)
+            try:
+                yield commit
+            finally:
+                wait([filling])
+                if self._db.in_transaction:
+                    with suppress(sqlite3.Error):
+                        self._db.execute("ROLLBACK")
 
     def enable_matching(self, dataset: str) -> None:
         """Record that the match keys of a dataset are complete and are maintained from now on."""
@@ -144,15 +159,14 @@ class KeyIndex:
         found = sorted(keys)
         with self.transaction() as db:
             db.executemany("INSERT OR IGNORE INTO keys VALUES (?, ?)", found)
-            _insert_match_keys(db, (), (seq for _, seq in found))
+            insert_match_keys(db, (), (seq for _, seq in found))
             db.execute("DELETE FROM settlements WHERE name LIKE ?", (f"{dataset}/%",))
             db.executemany("INSERT INTO settlements VALUES (?)", ((name,) for name in sorted(names)))
 
     def remove_rows(self, dataset: str, seqs: Iterable[int]) -> None:
         """Remove the keys of rows that are about to be deleted and may be imported again. Durable.
 
-        `through` is reset, so that the whole table is indexed again if the rows are not deleted after all;
-        `mark_complete` sets it when they are.
+        Until `mark_complete` sets `through` again, the whole table would be indexed again.
         """
         with self._erasing_transaction() as db:
             db.execute("CREATE TEMP TABLE IF NOT EXISTS removed (seq INTEGER PRIMARY KEY)")
@@ -168,10 +182,8 @@ class KeyIndex:
             db.execute("UPDATE applied SET through = ? WHERE dataset = ?", (through, dataset))
 
     def restart(self, dataset: str, table_uuid: str, floor: int) -> None:
-        """Prepare to index a table again. Keys of rows that retention removed stay, as they exist nowhere else.
-
-        The lake has no rows above the floor, in any dataset, so their keys are removed.
-        """
+        """Prepare to index a table again. Keys of rows that retention removed stay, as they exist nowhere else."""
+        # The lake has no rows above the floor, in any dataset.
         with self._erasing_transaction() as db:
             for table in ("keys", "matches", "met"):
                 db.execute(f"DELETE FROM {table} WHERE seq > ?", (floor,))
@@ -209,65 +221,12 @@ class KeyIndex:
         try:
             yield
         except sqlite3.Error as error:
-            raise _unreadable_error(self.path, error) from error
-
-
-class StagedKeys:
-    """Keys that a background thread adds to the index in one transaction."""
-
-    def __init__(
-        self,
-        db: sqlite3.Connection,
-        path: Path,
-        keys: Iterable[tuple[bytes, int]],
-        match_keys: Iterable[MatchKey],
-        matched: Iterable[int],
-    ) -> None:
-        self._db = db
-        self._path = path
-        self._error: Exception | None = None
-        self._open = False
-        self._thread = threading.Thread(target=self._fill, args=(keys, match_keys, matched), name="keys")
-        self._thread.start()
-
-    def commit(self, dataset: str, table_uuid: str, through: int) -> None:
-        self._thread.join()
-        _before_keys_commit()
-        try:
-            if self._error is not None:
-                raise self._error
-            self._db.execute("INSERT OR REPLACE INTO applied VALUES (?, ?, ?)", (dataset, table_uuid, through))
-            self._db.execute("COMMIT")
-            self._open = False
-        except sqlite3.Error as error:
-            raise _unreadable_error(self._path, error) from error
-        _after_keys_commit()
-
-    def __enter__(self) -> StagedKeys:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Roll back if not committed."""
-        self._thread.join()
-        if self._open:
-            with contextlib.suppress(sqlite3.Error):
-                self._db.execute("ROLLBACK")
-
-    def _fill(self, keys: Iterable[tuple[bytes, int]], match_keys: Iterable[MatchKey], matched: Iterable[int]) -> None:
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._open = True
-            self._db.executemany(
-                "INSERT INTO keys VALUES (?, ?) ON CONFLICT (hash) DO UPDATE SET seq = min(seq, excluded.seq)",
-                sorted(keys),
-            )
-            _insert_match_keys(self._db, match_keys, matched)
-        except Exception as error:
-            self._error = error
-
-
-def is_matching_enabled(db: sqlite3.Connection, dataset: str) -> bool:
-    return db.execute("SELECT 1 FROM matching WHERE dataset = ?", (dataset,)).fetchone() is not None
+            raise LakeError(
+                f"the key index {self.path} cannot be used ({error}); "
+                "no row was lost, uncommitted rows remain in the spool",
+                kind="key_index_unreadable",
+                repair="hyp verify --repair",
+            ) from error
 
 
 def find_unmatched(db: sqlite3.Connection, hashes: Iterable[bytes]) -> list[MatchKey]:
@@ -282,7 +241,6 @@ def find_unmatched(db: sqlite3.Connection, hashes: Iterable[bytes]) -> list[Matc
 
 
 def remove_match_keys(db: sqlite3.Connection, chosen: str) -> None:
-    """Remove the match keys of the rows whose sequences the query `chosen` selects."""
     db.execute(f"DELETE FROM matches WHERE seq IN ({chosen})")
     db.execute(f"DELETE FROM met WHERE seq IN ({chosen})")
 
@@ -298,7 +256,7 @@ def _select_in(db: sqlite3.Connection, query: str, hashes: Sequence[bytes]) -> I
         yield from db.execute(query.format(",".join("?" * len(some))), some)
 
 
-def _insert_match_keys(db: sqlite3.Connection, match_keys: Iterable[MatchKey], matched: Iterable[int]) -> None:
+def insert_match_keys(db: sqlite3.Connection, match_keys: Iterable[MatchKey], matched: Iterable[int]) -> None:
     db.executemany("INSERT OR REPLACE INTO matches VALUES (?, ?, ?, ?)", sorted(match_keys))
     db.executemany("INSERT OR IGNORE INTO met VALUES (?)", ((seq,) for seq in matched))
 
@@ -315,11 +273,3 @@ def is_index_readable(path: Path) -> bool:
             return index.check() is None
     except LakeError:
         return False
-
-
-def _unreadable_error(path: Path, error: sqlite3.Error) -> LakeError:
-    return LakeError(
-        f"the key index {path} cannot be used ({error}); no row was lost, uncommitted rows remain in the spool",
-        kind="key_index_unreadable",
-        repair="hyp verify --repair",
-    )

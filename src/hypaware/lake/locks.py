@@ -1,9 +1,8 @@
 """Locks of a table within the one engine that owns the lake.
 
-There are two locks per table, so that long work does not block short work. The maintenance lock is held by
-the one job that compacts, retains, expires, purges or rebuilds the table; flushes continue while it is held. The commit
-lock is held by the one job that commits: a flush, or a maintenance job during its commit. A job that needs
-both acquires the maintenance lock first; a job that also needs stream locks acquires those in between.
+The maintenance lock is held by the one job that compacts, retains, expires, purges or rebuilds the table; flushes
+continue while it is held. The commit lock is held by the one job that commits: a flush, or a maintenance job during its
+commit. A job that needs both acquires the maintenance lock first, and stream locks in between.
 
 @ref keeping#turns
 """
@@ -18,9 +17,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 _CANCEL_CHECK_SECONDS = 0.2
 _POLL_SECONDS = 0.05
-_Locks = defaultdict[str, threading.Lock]
-_commit_locks: _Locks = defaultdict(threading.Lock)
-_maintenance_locks: _Locks = defaultdict(threading.Lock)
+_commit_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+_maintenance_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 _job_starts: dict[object, float] = {}
 _job_starts_lock = threading.Lock()
 
@@ -31,7 +29,6 @@ def commit_lock(dataset: str, check_cancelled: Callable[[], None]) -> AbstractCo
 
 
 def maintenance_lock(dataset: str, check_cancelled: Callable[[], None]) -> AbstractContextManager[None]:
-    """Hold the maintenance lock of a dataset's table. Waiting for it can be cancelled."""
     return _acquire(_maintenance_locks[dataset], check_cancelled)
 
 
@@ -54,19 +51,16 @@ def oldest_job_start() -> float:
         return min(_job_starts.values(), default=time.time())
 
 
-def count_other_jobs(moment: float) -> int:
-    """Count the other jobs that started before a time and may be reading files of that time."""
-    with _job_starts_lock:
-        return max(0, sum(start <= moment for start in _job_starts.values()) - 1)
-
-
 def wait_for_other_jobs(moment: float, seconds: float, check_cancelled: Callable[[], None]) -> bool:
     """Wait for the other jobs that started before a time. Tell whether all of them have ended."""
     deadline = time.monotonic() + seconds
-    while (running_jobs := count_other_jobs(moment)) and time.monotonic() < deadline:
+    while True:
+        with _job_starts_lock:
+            others_run = sum(start <= moment for start in _job_starts.values()) > 1
+        if not others_run or time.monotonic() >= deadline:
+            return not others_run
         check_cancelled()
         time.sleep(_POLL_SECONDS)
-    return not running_jobs
 
 
 def oldest_other_job_start(mine: float) -> float:

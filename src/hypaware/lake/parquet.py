@@ -1,8 +1,7 @@
 """Data files: Parquet files of one source and day, fsynced, under names that no other attempt uses.
 
-Data files never change, so footers are cached. A text that many rows repeat is stored once, so the stored size of a row
-group says little about its size in memory. HypAware's writers add that size to the footer under `hyp.row-group-bytes`:
-one number per group, separated by commas.
+Data files never change, so footers are cached. A text that many rows repeat is stored once, so the footer has the size
+of each row group in memory too: `hyp.row-group-bytes`, numbers separated by commas.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,7 @@ class PartitionWriter:
         partition = self._partitions.get(key)
         if partition is None:
             path = self._output.new_file(self._dataset, *key)
-            partition = _Partition(path, self._schema, source=key[0], batch_id=self._output.flush_id)
+            partition = _Partition(path, self._schema, {SOURCE: key[0], BATCH_ID: self._output.flush_id})
             self._partitions[key] = partition
         partition.lines.append(line)
         partition.seqs.append(seq)
@@ -127,28 +126,27 @@ class PartitionWriter:
             file.path.unlink(missing_ok=True)
 
 
+@dataclass
 class _Partition:
     """One output file. Buffers rows as the JSON their id is computed from, which is small and fast to convert."""
 
-    def __init__(self, path: Path, schema: pa.Schema, source: str, batch_id: str) -> None:
-        self._path = path
-        self._schema = schema
-        self._constant = {SOURCE: source, BATCH_ID: batch_id}
-        self.writer: DataFileWriter | None = None
-        self.lines: list[bytes] = []
-        self.seqs: list[int] = []
-        self.row_ids: list[str] = []
-        self.buffered = 0
+    path: Path
+    schema: pa.Schema
+    constant: dict[str, str]
+    writer: DataFileWriter | None = None
+    lines: list[bytes] = field(default_factory=list)
+    seqs: list[int] = field(default_factory=list)
+    row_ids: list[str] = field(default_factory=list)
+    buffered: int = 0
 
     def write_rows(self) -> int:
         """Write the buffered rows as one row group. Return the number of buffered bytes."""
         if self.writer is None:
-            self.writer = DataFileWriter(self._path, self._schema)
-        count = len(self.lines)
-        internal = {name: pa.repeat(value, count) for name, value in self._constant.items()}
+            self.writer = DataFileWriter(self.path, self.schema)
+        internal = {name: pa.repeat(value, len(self.lines)) for name, value in self.constant.items()}
         internal[SEQ], internal[ROW_ID] = pa.array(self.seqs, pa.int64()), pa.array(self.row_ids, pa.string())
         freed, self.buffered = self.buffered, 0
-        self.writer.write(table_from_json_lines(self._schema, self.lines, internal), freed)
+        self.writer.write(table_from_json_lines(self.schema, self.lines, internal), freed)
         self.lines, self.seqs, self.row_ids = [], [], []
         return freed
 
@@ -217,24 +215,18 @@ def read_row_groups(path: Path) -> tuple[RowGroup, ...]:
     encoded = sum(group.total_byte_size for group in groups)
     stored_share = path.stat().st_size / max(encoded, 1)
     sizes = (footer.metadata or {}).get(_FOOTER_KEY.encode())
-    unpacked = [int(size) for size in sizes.split(b",")] if sizes else [0] * len(groups)
-    return tuple(
-        _row_group(index, int(group.total_byte_size * stored_share), unpacked[index], group, column)
-        for index, group in enumerate(groups)
-    )
-
-
-def _row_group(index: int, stored: int, recorded: int, group: Any, column: int) -> RowGroup:
-    unpacked = max(recorded, group.total_byte_size)
-    if column < 0:
-        # The file is older than the column: no row has a sequence.
-        return RowGroup(index, stored, unpacked, 0, True, None, None)
-    statistics = group.column(column).statistics
-    if statistics is None:
-        return RowGroup(index, stored, unpacked, group.num_rows, False, None, None)
-    sequenced = group.num_rows - (statistics.null_count if statistics.has_null_count else 0)
-    lowest, highest = (statistics.min, statistics.max) if statistics.has_min_max else (None, None)
-    return RowGroup(index, stored, unpacked, sequenced, bool(statistics.has_null_count), lowest, highest)
+    recorded = [int(size) for size in sizes.split(b",")] if sizes else [0] * len(groups)
+    found = []
+    for index, group in enumerate(groups):
+        stored, unpacked = int(group.total_byte_size * stored_share), max(recorded[index], group.total_byte_size)
+        # If the file is older than the column, no row has a sequence.
+        sequenced, exact, lowest, highest = group.num_rows if column >= 0 else 0, column < 0, None, None
+        if column >= 0 and (statistics := group.column(column).statistics) is not None:
+            exact = bool(statistics.has_null_count)
+            sequenced -= statistics.null_count if exact else 0
+            lowest, highest = (statistics.min, statistics.max) if statistics.has_min_max else (None, None)
+        found.append(RowGroup(index, stored, unpacked, sequenced, exact, lowest, highest))
+    return tuple(found)
 
 
 def read_batches(path: Path, names: Sequence[str]) -> Iterator[pa.RecordBatch]:

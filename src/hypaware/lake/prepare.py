@@ -3,9 +3,8 @@
 No table references the files yet. If a step fails, the flush is discarded and its rows stay where they are.
 
 Rows that make a build fail are called poison. A segment may fail MAX_SHARED_ATTEMPTS times together with others. The
-next time it is built alone and bisected until the poison rows are found. They become rejects with the reason, and the
-other rows are committed. A crash also counts as a failed attempt of the segment, because the rows may have caused it,
-but a row is rejected only after an observed failure.
+next time it is built alone and bisected until the poison rows are found, which become rejects. A crash also counts as a
+failed attempt of the segment, but a row is rejected only after an observed failure.
 
 A build skips rows of purged sessions and periods while it reads them. `find_purged` finds the other purged rows: those
 whose part was purged under any session, and rejects that would otherwise be kept with their text.
@@ -98,14 +97,18 @@ def prepare_flush(target: OpenTable, flush: Flush, tasks: Sequence[BuildTask]) -
     index, dataset, marks = target.index, target.dataset, tombstones.read_tombstones(target.home)
     match_native = marks.has_parts or index.has_match_keys(dataset.name)
     tasks = [replace(task, purge_filter=marks.purge_filter, match_native=match_native) for task in tasks]
-    built = [drop_withdrawn(result) for result in _build_files(target.lake, flush, tasks)]
+    results = _build_files(target.lake, flush, tasks)
+    built = [drop_withdrawn(result) if result.withdrawn else result for result in results]
     if any(result.match_keys.has_live for result in built) and not index.has_match_keys(dataset.name):
         # The first live rows of the table.
         dedupe.enable_matching(target.home, target.lake, index, target.table, dataset)
         built = dedupe.add_native_keys(target.lake, target.table, dataset, built)
     _after_build()
     purged = find_purged(marks, dataset, tasks[0].own_gateway if tasks else None, built)
-    write_rejects(target.home, flush, purged.rejects)
+    if purged.rejects:
+        _before_rejects()
+        durable_files.write_atomic(rejects_path(target.home, flush), b"".join(map(_encode_reject, purged.rejects)))
+        _after_rejects()
     duplicates = dedupe.find_duplicates(index, built) - purged.written
     matches = dedupe.find_matches(index, built, duplicates | purged.written)
     kept_seqs = {**matches.superseded, **matches.upgrades}
@@ -179,8 +182,6 @@ def _environment_error(task: BuildTask, failure: BuildFailure) -> Retryable:
 
 def drop_withdrawn(built: BuildResult) -> BuildResult:
     """Drop the keys of withdrawn rows: they must not count as duplicates or as purged."""
-    if not built.withdrawn:
-        return built
     purged = array("q", (seq for seq in built.purged if not any(seq in each for each in built.withdrawn)))
     withdrawn = {seq for each in built.withdrawn for seq in built.seqs if seq in each}
     return replace(drop_keys(built, withdrawn) if withdrawn else built, purged=purged)
@@ -195,7 +196,6 @@ class PurgedRows:
     rejects: list[Reject]
     """Rejects that were not purged."""
     purged_rejects: int
-    """Number of rejects that were purged."""
 
     @property
     def all(self) -> frozenset[int]:
@@ -210,26 +210,20 @@ def find_purged(
     if marks.has_parts:
         found = list(_all_keys(built))
         purged = marks.find({key for key, _ in found})
-        written = {seq for key, seq in found if key in purged} | _find_purged_by_match_key(marks, built)
+        written = {seq for key, seq in found if key in purged}
+        # Other records of purged parts. A text that is equal to a purged one is kept if it was said after the purge.
+        match_keys = [key for result in built for key in result.match_keys]
+        purged_at = marks.purged_at({key.tombstone_hash for key in match_keys})
+        written.update(
+            key.seq
+            for key in match_keys
+            if (at := purged_at.get(key.tombstone_hash)) is not None
+            and (key.is_exact or key.is_time_uncertain or key.at <= at)
+        )
     rejects = [reject for each in built for reject in each.rejects]
     kept = [reject for reject in rejects if not is_purged(marks, dataset, own_gateway, reject.line)]
     skipped = frozenset(seq for each in built for seq in each.purged)
     return PurgedRows(frozenset(written), skipped, kept, len(rejects) - len(kept))
-
-
-def _find_purged_by_match_key(marks: Tombstones, built: Sequence[BuildResult]) -> set[int]:
-    """Find other records of purged parts by match key.
-
-    A text that is equal to a purged one is kept if it was said after the purge.
-    """
-    match_keys = [each for result in built for each in result.match_keys]
-    purged_at = marks.purged_at({each.tombstone_hash for each in match_keys})
-    return {
-        each.seq
-        for each in match_keys
-        if (at := purged_at.get(each.tombstone_hash)) is not None
-        and (each.is_exact or each.is_time_uncertain or each.at <= at)
-    }
 
 
 def is_purged(marks: Tombstones, dataset: Dataset, own_gateway: str | None, line: bytes) -> bool:
@@ -242,14 +236,6 @@ def is_purged(marks: Tombstones, dataset: Dataset, own_gateway: str | None, line
         return True
     key = hash_row_key(dataset, row, own_gateway)
     return key is not None and bool(marks.find({key}))
-
-
-def write_rejects(home: Home, flush: Flush, rejects: Sequence[Reject]) -> None:
-    if not rejects:
-        return
-    _before_rejects()
-    durable_files.write_atomic(rejects_path(home, flush), b"".join(map(_encode_reject, rejects)))
-    _after_rejects()
 
 
 def rejects_path(home: Home, flush: Flush) -> Path:
@@ -273,12 +259,6 @@ def count_rejects(home: Home, flush: Flush) -> int:
 def count_all_rejects(home: Home, dataset: str) -> int:
     folder = segments.spool_folder(home, dataset).rejected
     return sum(segments.count_lines(path) for path in folder.glob("*.jsonl"))
-
-
-def discard_rejects(home: Home, flush: Flush) -> None:
-    """Remove the rejects of a flush that was not committed; its segments still contain the rows."""
-    if rejects_path(home, flush).exists():
-        durable_files.remove_durably(rejects_path(home, flush))
 
 
 def extract_row(line: bytes | str) -> Mapping[str, Any]:
@@ -312,13 +292,8 @@ def coerce_leniently(dataset: Dataset, row: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _drop_rows(
-    target: OpenTable,
-    flush: Flush,
-    built: list[BuildResult],
-    unwanted: frozenset[int],
-    upgrades: Mapping[int, int],
+    target: OpenTable, flush: Flush, built: list[BuildResult], unwanted: frozenset[int], upgrades: Mapping[int, int]
 ) -> list[BuildResult]:
-    """Rewrite the files that contain unwanted or withdrawn rows."""
     results = list(built)
     work: list[tuple[int, DropRowsTask]] = []
     for index, each in enumerate(built):
@@ -357,26 +332,19 @@ class DropRowsTask:
     def run(self) -> BuildResult:
         if self.settles:
             assert self.settlement is not None
-            settlements.write_settlements(
-                self.settlement, [self._read_settling(file) for file in self.built.files], self.settles
-            )
-        files = [self._drop(file) for file in self.built.files]
-        kept = drop_keys(self.built, self.drop)
-        return replace(kept, files=[file for file in files if file is not None], withdrawn=[])
-
-    def _drop(self, file: BuiltFile) -> BuiltFile | None:
-        with pq.ParquetFile(file.path) as source_file:
-            seqs = source_file.read([SEQ]).column(SEQ)
-            kept = pc.filter(seqs, self._wanted(seqs))
-            if len(kept) == file.rows:
-                return file
-            rewritten = self._rewrite(file, source_file) if len(kept) else None
-        file.path.unlink(missing_ok=True)
-        return rewritten
-
-    def _read_settling(self, file: BuiltFile) -> pa.Table:
-        rows = pq.read_table(file.path, partitioning=None)
-        return rows.filter(pc.is_in(rows.column(SEQ), value_set=pa.array(self.settles, pa.int64())))
+            settlements.write_settlements(self.settlement, [file.path for file in self.built.files], self.settles)
+        files = []
+        for file in self.built.files:
+            with pq.ParquetFile(file.path) as source_file:
+                seqs = source_file.read([SEQ]).column(SEQ)
+                kept_rows = len(pc.filter(seqs, self._wanted(seqs)))
+                if kept_rows == file.rows:
+                    files.append(file)
+                    continue
+                if kept_rows:
+                    files.append(self._rewrite(file, source_file))
+            file.path.unlink(missing_ok=True)
+        return replace(drop_keys(self.built, self.drop), files=files, withdrawn=[])
 
     def _wanted(self, seqs: Any) -> Any:
         unwanted = pc.is_in(seqs, value_set=pa.array(self.drop, pa.int64()))
@@ -401,7 +369,6 @@ class DropRowsTask:
 
 
 def drop_keys(built: BuildResult, drop: Container[int]) -> BuildResult:
-    """Return a build result without the keys of dropped rows."""
     kept = replace(built, seqs=built.seqs[:0], keys=bytearray(), match_keys=built.match_keys.without(drop))
     packed = bytes(built.keys)
     for index, seq in enumerate(built.seqs):

@@ -1,24 +1,19 @@
 """Read or count the rows in a range of sequences: directly from the data files, or for the API through Spark.
 
-Manifests tell which files of a source can contain such rows, and footers tell which row groups; only those are read, so
-per file at most one row group on each side of the range is read in vain. Arrow reads a row at a sixth of the cost of
-Spark (docs/decisions/0017). Files never change; if one is missing, another job has rewritten the table, and the read is
-repeated with the newest metadata.
+Manifests tell which files of a source can contain such rows, and footers tell which row groups; only those are read.
+Arrow reads a row at a sixth of the cost of Spark (docs/decisions/0017). Files never change; if one is missing, another
+job has rewritten the table, and the read is repeated with the newest metadata.
 
 A page is a window of sequences that contains a limited number of rows and bytes. How the rows of a file or row group (a
 span) are distributed over its range is unknown, but each sequence belongs to one row. So up to any end a span has at
-most as many rows as there are sequences, and at most all of its rows. Files that a window reaches are replaced by their
-row groups, so that only a row group can be overestimated, not a file. Stored bytes measure the cost of a read, not its
+most as many rows as there are sequences, and at most all of its rows. Stored bytes measure the cost of a read, not its
 size in memory, because a text that every row repeats is stored once; so rows in memory have a limit of their own.
-
-The job `read` returns the public columns of a dataset, ordered by sequence. Rows without a sequence (of an adopted
-table) come first, and only if requested. Neither side holds more than one page.
 """
 
 from __future__ import annotations
 
 import io
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -32,7 +27,7 @@ import pyarrow.parquet as pq
 from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.iceberg import metadata
-from hypaware.iceberg.metadata import CatalogEntry, DataFile
+from hypaware.iceberg.metadata import DataFile
 from hypaware.lake import health, parquet
 from hypaware.lake.parquet import RowGroup
 from hypaware.lake.schema import full_table_name, page_schema, table_exists
@@ -51,7 +46,6 @@ PAGE_ROWS = 50_000
 PAGE_BYTES = 8 << 20
 _SPARK_PAGE_BYTES = 4 << 20
 _EMITTED_ROWS = 5_000
-_MAX_SEQUENCE = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,14 @@ def _retry_on_rewrite(home: Home, dataset: str, source: str, through: int, read:
         if entry is None:
             return read([])
         try:
-            return read(_source_files(entry, source))
+            known = metadata.read_metadata(entry.metadata)
+            if known.current and any(manifest.deletes for manifest in metadata.read_manifests(known.current)):
+                raise LakeError(
+                    f"table {entry.name} has delete files, which another program wrote; compact the table with that "
+                    "program before its rows can be delivered",
+                    kind="delete_files",
+                )
+            return read([file for file in metadata.iter_cached_files(known) if file.source == source])
         except FileNotFoundError as missing:
             previous, entry = entry, metadata.find_table(home, dataset)
             if entry == previous:
@@ -100,28 +101,19 @@ def _retry_on_rewrite(home: Home, dataset: str, source: str, through: int, read:
                 ) from missing
 
 
-def _source_files(entry: CatalogEntry, source: str) -> list[DataFile]:
-    known = metadata.read_metadata(entry.metadata)
-    if known.current and any(manifest.deletes for manifest in metadata.read_manifests(known.current)):
-        raise LakeError(
-            f"table {entry.name} has delete files, which another program wrote; compact the table with that program "
-            "before its rows can be delivered",
-            kind="delete_files",
-        )
-    return [file for file in metadata.iter_cached_files(known) if file.source == source]
-
-
 def _read_files(dataset: str, files: list[DataFile], after: int, last: int) -> RowPage:
     schema = page_schema(datasets.get(dataset))
     parts, scanned = [schema.empty_table()], 0
     for file in files:
-        if _may_hold(file.min_seq, file.max_seq, after, last):
-            groups = [
-                group.index
-                for group in parquet.read_row_groups(file.path)
-                if group.sequenced and _may_hold(group.min_seq, group.max_seq, after, last)
-            ]
-            part = _read_groups(schema, file, groups) if groups else schema.empty_table()
+        if not _may_hold(file, after, last):
+            continue
+        found_groups = parquet.read_row_groups(file.path)
+        groups = [group.index for group in found_groups if group.sequenced and _may_hold(group, after, last)]
+        if groups:
+            with pq.ParquetFile(file.path) as source_file:
+                names = set(source_file.schema_arrow.names)
+                rows = source_file.read_row_groups(groups, columns=[name for name in schema.names if name in names])
+            part = parquet.conform_rows(rows, schema)
             scanned += len(part)
             seqs = part.column(SEQ)
             parts.append(part.filter(pc.and_(pc.greater(seqs, after), pc.less_equal(seqs, last))))
@@ -129,19 +121,9 @@ def _read_files(dataset: str, files: list[DataFile], after: int, last: int) -> R
     return RowPage(found.take(pc.sort_indices(found.column(SEQ))), last, scanned)
 
 
-def _read_groups(schema: pa.Schema, file: DataFile, groups: list[int]) -> pa.Table:
-    """Read row groups of a file. Columns that the file lacks are null."""
-    with pq.ParquetFile(file.path) as source_file:
-        names = set(source_file.schema_arrow.names)
-        rows = source_file.read_row_groups(groups, columns=[name for name in schema.names if name in names])
-    return parquet.conform_rows(rows, schema)
-
-
-def _may_hold(lowest: int | None, highest: int | None, after: int, last: int) -> bool:
+def _may_hold(rows: DataFile | RowGroup, after: int, last: int) -> bool:
     """Tell whether rows can be in the range. True if the bounds are unknown."""
-    if lowest is None or highest is None:
-        return True
-    return highest > after and lowest <= last
+    return rows.min_seq is None or rows.max_seq is None or (rows.max_seq > after and rows.min_seq <= last)
 
 
 def find_window_end(files: Sequence[DataFile], since: int, until: int, *, rows: int, bytes: int) -> int:
@@ -153,34 +135,26 @@ def find_window_end(files: Sequence[DataFile], since: int, until: int, *, rows: 
     group_spans: dict[Path, list[_Span]] = {}
     while True:
         whole = [file for file in due if file.path not in group_spans]
-        spans = [
-            _make_span(file.min_seq, file.max_seq, file.sequenced, file.bytes, file.bytes, since, until)
-            for file in whole
-        ]
+        spans = [_make_span(file, file.bytes, since, until) for file in whole]
         end = _bisect_end(sorted(chain(spans, *group_spans.values())), since, until, rows, bytes)
         touched = [file for file in whole if file.min_seq is None or file.min_seq <= end]
         if not touched:
             return end
+        # Only a row group can then be overestimated, not a file.
         for file in touched:
-            group_spans[file.path] = _group_spans(file, since, until)
+            group_spans[file.path] = [
+                _make_span(group, group.unpacked, since, until)
+                for group in parquet.read_row_groups(file.path)
+                if group.max_seq is None or group.max_seq > since
+            ]
 
 
-def _group_spans(file: DataFile, since: int, until: int) -> list[_Span]:
-    return [
-        _make_span(group.min_seq, group.max_seq, group.sequenced, group.bytes, group.unpacked, since, until)
-        for group in parquet.read_row_groups(file.path)
-        if group.max_seq is None or group.max_seq > since
-    ]
-
-
-def _make_span(
-    lowest: int | None, highest: int | None, sequenced: int, stored: int, unpacked: int, since: int, until: int
-) -> _Span:
+def _make_span(rows: DataFile | RowGroup, unpacked: int, since: int, until: int) -> _Span:
     """Return a span. Without statistics its rows can have any sequence."""
-    first = max(since + 1, lowest if lowest is not None else 0)
-    last = highest if highest is not None else until
-    count = max(sequenced, 1)
-    return _Span(first, last, max(0, min(sequenced, last - first + 1)), stored / count, unpacked / count)
+    first = max(since + 1, rows.min_seq or 0)
+    last = rows.max_seq if rows.max_seq is not None else until
+    count = max(rows.sequenced, 1)
+    return _Span(first, last, max(0, min(rows.sequenced, last - first + 1)), rows.bytes / count, unpacked / count)
 
 
 def _bisect_end(spans: Sequence[_Span], since: int, until: int, max_rows: int, max_bytes: int) -> int:
@@ -204,14 +178,8 @@ def _bisect_end(spans: Sequence[_Span], since: int, until: int, max_rows: int, m
                 return False
         return True
 
-    low, high = min(since + 1, until), until
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    low = min(since + 1, until)
+    return low + max(0, bisect_left(range(low, until + 1), True, key=lambda end: not fits(end)) - 1)
 
 
 @dataclass(frozen=True, order=True)
@@ -241,38 +209,31 @@ def count_rows_between(home: Home, dataset: str, source: str, after: int, last: 
 
 
 def _count_file(file: DataFile, after: int, last: int) -> int:
-    inside = _count_if_whole(file.min_seq, file.max_seq, file.sequenced, after, last)
-    if inside is not None:
-        return inside
-    counted = 0
-    cut = []
+    counted = _count_if_whole(file, after, last)
+    if counted is not None:
+        return counted
+    counted, cut = 0, []
     for group in parquet.read_row_groups(file.path):
-        inside = _count_if_whole(group.min_seq, group.max_seq, group.sequenced, after, last) if group.exact else None
+        inside = _count_if_whole(group, after, last) if group.exact else None
         counted += inside or 0
         if inside is None:
-            cut.append(group)
-    return counted + (_count_groups(file, cut, after, last) if cut else 0)
-
-
-def _count_if_whole(lowest: int | None, highest: int | None, sequenced: int, after: int, last: int) -> int | None:
-    """Return the count if all or none are inside the range; None if the range splits them or bounds are unknown."""
-    if sequenced == 0:
-        return 0
-    if lowest is None or highest is None:
-        return None
-    if highest <= after or lowest > last:
-        return 0
-    return sequenced if after < lowest and highest <= last else None
-
-
-def _count_groups(file: DataFile, groups: list[RowGroup], after: int, last: int) -> int:
-    counted = 0
-    with pq.ParquetFile(file.path) as source_file:
-        for group in groups:
-            seqs = source_file.read_row_group(group.index, columns=[SEQ]).column(SEQ)
-            inside = pc.and_(pc.greater(seqs, after), pc.less_equal(seqs, last))
-            counted += pc.sum(inside).as_py() or 0
+            cut.append(group.index)
+    if cut:
+        with pq.ParquetFile(file.path) as source_file:
+            seqs = source_file.read_row_groups(cut, columns=[SEQ]).column(SEQ)
+        counted += pc.sum(pc.and_(pc.greater(seqs, after), pc.less_equal(seqs, last))).as_py() or 0
     return counted
+
+
+def _count_if_whole(rows: DataFile | RowGroup, after: int, last: int) -> int | None:
+    """Return the count if all or none are inside the range; None if the range splits them or bounds are unknown."""
+    if rows.sequenced == 0:
+        return 0
+    if rows.min_seq is None or rows.max_seq is None:
+        return None
+    if not _may_hold(rows, after, last):
+        return 0
+    return rows.sequenced if after < rows.min_seq and rows.max_seq <= last else None
 
 
 @dataclass(frozen=True)
@@ -285,10 +246,7 @@ class ReadRange:
 
 
 def run_read(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """Run the job `read`: emit the first window of a range as Arrow IPC. args: the fields of `ReadRange`.
-
-    Return `{rows, next}`; `next` is None at the end.
-    """
+    """Run the job `read` with the fields of `ReadRange`: emit the first window as Arrow IPC, return `{rows, next}`."""
     from hypaware.lake.spark_table import SparkTable
 
     spark, wanted = context.spark, ReadRange(**args)
@@ -297,15 +255,23 @@ def run_read(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     known = SparkTable(spark, datasets.get(wanted.dataset)).metadata
     files = [file for file in metadata.iter_cached_files(known) if wanted.source in (None, file.source)]
     # A table has no rows above its floor.
-    last = min(known.floor, wanted.until if wanted.until is not None else _MAX_SEQUENCE)
+    last = known.floor if wanted.until is None else min(known.floor, wanted.until)
     since = wanted.since
     while True:
         end = find_window_end(files, since, last, rows=PAGE_ROWS, bytes=_SPARK_PAGE_BYTES)
         found = read_rows(spark, replace(wanted, since=since, until=end))
         if found.num_rows or end >= last:
-            _emit_table(context, found)
-            return {"rows": found.num_rows, "next": end if end < last else None}
+            break
         since = end
+    buffer = io.BytesIO()
+    with pa.ipc.new_stream(buffer, found.schema) as writer:
+        for batch in found.to_batches(max_chunksize=_EMITTED_ROWS):
+            writer.write_batch(batch)
+            context.emit(buffer.getvalue())
+            buffer.seek(0)
+            buffer.truncate()
+    context.emit(buffer.getvalue())
+    return {"rows": found.num_rows, "next": end if end < last else None}
 
 
 def read_rows(spark: SparkSession, wanted: ReadRange) -> pa.Table:
@@ -333,14 +299,3 @@ def decode_page(chunks: bytes) -> Iterator[tuple[dict[str, Any], int | None]]:
             for batch in reader:
                 for row in batch.to_pylist():
                     yield row, row.pop(SEQ)
-
-
-def _emit_table(context: JobContext, table: pa.Table) -> None:
-    buffer = io.BytesIO()
-    with pa.ipc.new_stream(buffer, table.schema) as writer:
-        for batch in table.to_batches(max_chunksize=_EMITTED_ROWS):
-            writer.write_batch(batch)
-            context.emit(buffer.getvalue())
-            buffer.seek(0)
-            buffer.truncate()
-    context.emit(buffer.getvalue())

@@ -1,8 +1,7 @@
 """Rewrite data files: sort rows by sequence, write files of the target size, and optionally filter or patch rows.
 
-Runs in Spark tasks for compaction, purge and rebuild. Input and output are files of one (source, day); no table
-references the new files yet. Rows keep their sequence, row id and flush id. Memory holds only row groups whose
-sequences overlap; files of flushes and imports hardly do.
+Runs in Spark tasks for compaction, purge and rebuild. Input and output are files of one (source, day). Rows keep their
+sequence, row id and flush id. Memory holds only row groups whose sequences overlap.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,14 +20,7 @@ import pyarrow.parquet as pq
 from hypaware.errors import LakeError
 from hypaware.lake import TARGET_FILE_BYTES
 from hypaware.lake.build import BuildResult
-from hypaware.lake.parquet import (
-    BuiltFile,
-    DataFileWriter,
-    OutputPaths,
-    RowGroup,
-    conform_rows,
-    read_row_groups,
-)
+from hypaware.lake.parquet import BuiltFile, DataFileWriter, OutputPaths, RowGroup, conform_rows, read_row_groups
 from hypaware.lake.schema import file_schema
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ, Dataset
@@ -51,8 +44,6 @@ class RowFilter(Protocol):
 
 @dataclass(frozen=True)
 class RewriteBalance:
-    """The row balance of a `RewriteTask`."""
-
     rows_in: int
     rows_out: int
     sum_in: int
@@ -110,32 +101,33 @@ def _sum_sequences(rows: pa.Table) -> int:
 
 
 def read_in_order(paths: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of all files by sequence, a few MiB at a time, or more if row groups overlap.
-
-    A row group is read when its first sequence is next. Rows without a sequence come with the first rows.
-    """
-    groups = sorted(
-        ((path, group) for path in paths for group in _read_groups(path)), key=lambda each: _first_sequence(each[1])
-    )
+    """Yield the rows of all files by sequence, a few MiB at a time, those without a sequence with the first ones."""
+    groups: list[tuple[Path, RowGroup]] = []
+    for path in paths:
+        with _name_file_in_errors(path):
+            groups += [(path, group) for group in read_row_groups(path)]
+    groups.sort(key=lambda each: each[1].min_seq or 0)
     buffer: list[pa.Table] = []
     buffered = 0
-    with _RowGroupReader(schema) as reader:
-        for path, group in groups:
-            if buffered >= _GROUP_BYTES:
-                rows = pa.concat_tables(buffer)
-                ready = pc.fill_null(pc.less(rows.column(SEQ), _first_sequence(group)), True)
-                if pc.any(ready).as_py():
-                    yield _sort_by_sequence(rows.filter(ready))
-                    rows = rows.filter(pc.invert(ready))
-                buffer, buffered = [rows], rows.nbytes
-            buffer.append(reader.read(path, group))
-            buffered += buffer[-1].nbytes
+    # Keep the last file open, because the next group usually comes from it too.
+    open_file = lru_cache(maxsize=1)(pq.ParquetFile)
+    for path, group in groups:
+        if buffered >= _GROUP_BYTES:
+            rows = pa.concat_tables(buffer)
+            ready = pc.fill_null(pc.less(rows.column(SEQ), group.min_seq or 0), True)
+            if pc.any(ready).as_py():
+                yield _sort_by_sequence(rows.filter(ready))
+                rows = rows.filter(pc.invert(ready))
+            buffer, buffered = [rows], rows.nbytes
+        with _name_file_in_errors(path):
+            file = open_file(path)
+            present = set(file.schema_arrow.names)
+            wanted = [name for name in schema.names if name in present]
+            rows = file.read_row_group(group.index, columns=wanted, use_threads=False)
+        buffer.append(conform_rows(rows, schema))
+        buffered += buffer[-1].nbytes
     if any(rows.num_rows for rows in buffer):
         yield _sort_by_sequence(pa.concat_tables(buffer))
-
-
-def _first_sequence(group: RowGroup) -> int:
-    return group.min_seq if group.min_seq is not None else 0
 
 
 def _sort_by_sequence(rows: pa.Table) -> pa.Table:
@@ -144,41 +136,6 @@ def _sort_by_sequence(rows: pa.Table) -> pa.Table:
     if pc.all(pc.less_equal(seqs.slice(0, len(seqs) - 1), seqs.slice(1)), skip_nulls=False).as_py():
         return rows
     return rows.take(pc.sort_indices(seqs))
-
-
-class _RowGroupReader:
-    """Reads row groups. Keeps the last file open, because the next group usually comes from it too."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-        self._open: tuple[Path, pq.ParquetFile] | None = None
-
-    def __enter__(self) -> _RowGroupReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._open is not None:
-            self._open[1].close()
-
-    def read(self, path: Path, group: RowGroup) -> pa.Table:
-        """Read one row group. Columns that the file lacks are null."""
-        with _name_file_in_errors(path):
-            file = self._file(path)
-            names = set(file.schema_arrow.names)
-            wanted = [name for name in self._schema.names if name in names]
-            rows = file.read_row_group(group.index, columns=wanted, use_threads=False)
-        return conform_rows(rows, self._schema)
-
-    def _file(self, path: Path) -> pq.ParquetFile:
-        if self._open is None or self._open[0] != path:
-            self.__exit__()
-            self._open = path, pq.ParquetFile(path)
-        return self._open[1]
-
-
-def _read_groups(path: Path) -> tuple[RowGroup, ...]:
-    with _name_file_in_errors(path):
-        return read_row_groups(path)
 
 
 def read_columns(path: Path, names: Sequence[str]) -> pa.Table:

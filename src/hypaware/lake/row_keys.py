@@ -1,14 +1,13 @@
 """Keys of rows, as hashes: dedupe keys, which identify a row, and match keys, which a live and its native row share.
 
-A build always records the match keys of live rows that lack their client's id. It records those of native rows only if
-asked to: as long as a table has no such live row, nothing can match, and imports need not pay for it. Tasks return keys
-in packed form, a few bytes per key.
+A build always records the match keys of live rows that lack their client's id, and those of native rows once the table
+has such a live row. Tasks return keys in packed form, a few bytes per key.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
@@ -19,14 +18,12 @@ from hypaware.model.datasets import GATEWAY, Dataset
 KEY_BYTES = 16
 MATCH_KEY_BYTES = 16
 _LIVE, _TIME_UNCERTAIN, _EXACT = 1, 2, 4
-MatchRecorder = Callable[[Mapping[str, Any], int], None]
 
 
 def hash_row_key(dataset: Dataset, row: Mapping[str, Any], own_gateway: str | None) -> bytes | None:
     """Hash a row's dedupe key. Return None for a row without one, which is never dropped.
 
-    The hash of a row from another gateway includes that gateway's id, so that no gateway can claim or hide another's
-    rows. If `own_gateway` is None, every row counts as the home's own.
+    The hash includes the id of another gateway, so that no gateway can claim or hide another's rows.
     """
     if (key := dataset.key_of(row)) is None:
         return None
@@ -48,8 +45,6 @@ def unpack_keys(keys: bytes | bytearray, seqs: Iterable[int]) -> Iterable[tuple[
 
 
 class MatchKey(NamedTuple):
-    """One match key of one row."""
-
     hash: bytes
     seq: int
     flags: int
@@ -100,7 +95,11 @@ class MatchKeys:
         found = dataset.match_rules.match_keys(row)
         if found is None:
             return
-        at = _epoch_seconds(row.get(dataset.time_column))
+        moment = row.get(dataset.time_column)
+        if isinstance(moment, str):
+            moment = datetime.fromisoformat(moment)
+        # Without a time, the file is older than the column.
+        at = int(moment.timestamp()) if moment is not None else 0
         flags = (_LIVE if found.is_live else 0) | (_TIME_UNCERTAIN if found.time_uncertain else 0)
         for index, key in enumerate(found.keys):
             self.add(
@@ -130,28 +129,3 @@ def hash_match_key(dataset: str, key: str) -> bytes:
 def hash_live_text(hash_: bytes) -> bytes:
     """Hash a match key once more, for the tombstone of a live row: its transcript must not restore the text."""
     return sha256(b"live:" + hash_).digest()[:MATCH_KEY_BYTES]
-
-
-def match_recorder(dataset: Dataset, own_gateway: str | None, every: bool, into: MatchKeys) -> MatchRecorder | None:
-    """Return the function that records a row's match keys, or None if the dataset has no live rows.
-
-    Only the home's own rows are recorded: rows of another gateway were matched there.
-    """
-    rules = dataset.match_rules
-    if rules is None:
-        return None
-    may_be_live = rules.may_be_live
-
-    def record(row: Mapping[str, Any], seq: int) -> None:
-        if (every or may_be_live(row)) and own_gateway in (None, row.get(GATEWAY)):
-            into.record(dataset, row, seq)
-
-    return record
-
-
-def _epoch_seconds(moment: Any) -> int:
-    if moment is None:
-        return 0  # the file is older than the column
-    if isinstance(moment, str):
-        moment = datetime.fromisoformat(moment)
-    return int(moment.timestamp())

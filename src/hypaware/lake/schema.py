@@ -1,7 +1,6 @@
 """The schema of a dataset's table: in Arrow, in SQL and in Iceberg; creation and evolution of the table.
 
-Tables have format v2, are copy-on-write and partitioned by source and day. The sequence is the first column, and row
-groups have a few MiB, so that a read after a sequence skips most of a file. Schema evolution only adds nullable columns
+Tables have format v2, are copy-on-write and partitioned by source and day. Schema evolution only adds nullable columns
 and makes required columns nullable.
 """
 
@@ -57,7 +56,7 @@ TABLE_PROPERTIES = {
     "commit.manifest.min-count-to-merge": "50",
     "write.metadata.metrics.default": "truncate(16)",
 }
-_SQL_TYPES = {
+SQL_TYPES = {
     ColumnType.STRING: "STRING",
     ColumnType.INT: "INT",
     ColumnType.BIGINT: "BIGINT",
@@ -65,7 +64,7 @@ _SQL_TYPES = {
     ColumnType.TIMESTAMP: "TIMESTAMP",
     ColumnType.JSON: "STRING",
 }
-_ICEBERG_TYPES = {
+ICEBERG_TYPES = {
     ColumnType.STRING: "string",
     ColumnType.INT: "int",
     ColumnType.BIGINT: "long",
@@ -139,11 +138,14 @@ def create_table(
         INCARNATION_PROPERTY: identity.incarnation,
     }
     columns = ", ".join(
-        f"`{column.name}` {_SQL_TYPES[column.type]}{' NOT NULL' if column.required else ''}"
+        f"`{column.name}` {SQL_TYPES[column.type]}{' NOT NULL' if column.required else ''}"
         for column in table_columns(dataset)
     )
     listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
-    location_clause = f"LOCATION '{escape_sql(file_location(location))}' " if location else ""
+    location_clause = ""
+    if location:
+        escaped = file_location(location).replace("\\", "\\\\").replace("'", "\\'")
+        location_clause = f"LOCATION '{escaped}' "
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{namespace}")
     spark.sql(
         f"CREATE TABLE IF NOT EXISTS {full_table_name(dataset.name, namespace)} ({columns}) USING iceberg "
@@ -151,31 +153,25 @@ def create_table(
     )
 
 
-def escape_sql(value: str) -> str:
-    """Escape a value for a SQL string in single quotes."""
-    return value.replace("\\", "\\\\").replace("'", "\\'")
-
-
 def evolve_table(table: Any, jvm: Any, dataset: Dataset, known: Mapping[str, TableField]) -> bool:
     """Add missing columns to an Iceberg table (Java object) with the known fields. Tell whether it changed."""
-    added = [column for column in table_columns(dataset) if column.name not in known]
-    relaxed = [
-        column
-        for column in table_columns(dataset)
-        if not column.required and column.name in known and known[column.name].required
-    ]
+    added, relaxed = [], []
     for column in table_columns(dataset):
-        if column.name in known and known[column.name].type != _ICEBERG_TYPES[column.type]:
+        if (field := known.get(column.name)) is None:
+            added.append(column)
+        elif field.type != ICEBERG_TYPES[column.type]:
             raise LakeError(
-                f"table {dataset.name}: column {column.name} is {known[column.name].type} in the lake and "
-                f"{_ICEBERG_TYPES[column.type]} in the dataset; the type of a column cannot change",
+                f"table {dataset.name}: column {column.name} is {field.type} in the lake and "
+                f"{ICEBERG_TYPES[column.type]} in the dataset; the type of a column cannot change",
                 kind="schema_conflict",
             )
+        elif field.required and not column.required:
+            relaxed.append(column)
     if not added and not relaxed:
         return False
     change = table.updateSchema()
     for column in added:
-        type_ = jvm.org.apache.iceberg.types.Types.fromPrimitiveString(_ICEBERG_TYPES[column.type])
+        type_ = jvm.org.apache.iceberg.types.Types.fromPrimitiveString(ICEBERG_TYPES[column.type])
         change = change.addColumn(column.name, type_)
     for column in relaxed:
         change = change.makeColumnOptional(column.name)

@@ -2,8 +2,7 @@
 
 `lake/settlements/<dataset>/<flush id>-<first sequence>.parquet` contains the rows as a build wrote them, and in
 `_hyp_settles` the sequence of the live row that each settles. A file is durable before its flush commits and is removed
-if the flush is discarded, so without interrupted flushes all files are valid. A settled row has its new id and its old
-one, and is not settled again.
+if the flush is discarded, so without interrupted flushes all files are valid.
 
 @ref keys#settlements
 """
@@ -42,9 +41,13 @@ class DamagedSettlement(LakeError):
     kind = "settlement_damaged"
 
 
-def write_settlements(path: Path, rows: Sequence[pa.Table], settles: Mapping[int, int]) -> None:
-    """Write rows of a build with the sequence of the row that each settles. Runs in a task."""
-    settling = pa.concat_tables(rows)
+def write_settlements(path: Path, built: Sequence[Path], settles: Mapping[int, int]) -> None:
+    """Write the settling rows of built files with the sequence of the row that each settles. Runs in a task."""
+    parts = []
+    for file in built:
+        rows = pq.read_table(file, partitioning=None)
+        parts.append(rows.filter(pc.is_in(rows.column(SEQ), value_set=pa.array(settles, pa.int64()))))
+    settling = pa.concat_tables(parts)
     targets = pa.array([settles[seq] for seq in settling.column(SEQ).to_pylist()], pa.int64())
     durable_files.make_dir(path.parent.parent)
     durable_files.make_dir(path.parent)
@@ -69,7 +72,6 @@ def discard_settlements(home: Home, flush: Flush) -> None:
 
 
 def remove_settlements(paths: Sequence[Path]) -> None:
-    """Remove applied settlements."""
     _before_remove()
     for path in paths:
         path.unlink(missing_ok=True)
@@ -126,7 +128,13 @@ class SettlementPatch:
     def apply(self, rows: pa.Table) -> pa.Table:
         """Return the rows, the settled ones with native columns and their own sequence."""
         seqs = rows.column(SEQ)
-        native = self._native(seqs)
+        native: dict[int, dict[str, Any]] = {}
+        for path in filter(Path.exists, self.paths):
+            stored = _read_settlements(path)
+            settles = pc.is_in(stored.column(TARGET_COLUMN), value_set=seqs.combine_chunks())
+            for row in stored.filter(settles).to_pylist():
+                target = row.pop(TARGET_COLUMN)
+                native.setdefault(target, {name: value for name, value in row.items() if name not in INTERNAL})
         if not native:
             return rows
         rules = datasets.get(self.dataset).match_rules
@@ -139,12 +147,3 @@ class SettlementPatch:
         others = rows.filter(pc.invert(settled))
         both = pa.concat_tables([others, pa.Table.from_pylist(patched, schema=rows.schema)])
         return both.take(pc.sort_indices(both.column(SEQ)))
-
-    def _native(self, seqs: Any) -> dict[int, dict[str, Any]]:
-        found: dict[int, dict[str, Any]] = {}
-        for path in filter(Path.exists, self.paths):
-            rows = _read_settlements(path)
-            for row in rows.filter(pc.is_in(rows.column(TARGET_COLUMN), value_set=seqs.combine_chunks())).to_pylist():
-                target = row.pop(TARGET_COLUMN)
-                found.setdefault(target, {name: value for name, value in row.items() if name not in INTERNAL})
-        return found

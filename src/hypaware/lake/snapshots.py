@@ -1,7 +1,6 @@
 """Decide which snapshots of a table may be removed. Flushes and `hyp maintain` use the same rule.
 
-A snapshot is current until the next one is committed, and a reader keeps using the snapshot that it started with. So
-the snapshot that was current when the oldest running job started is kept, and so is every snapshot that a reader
+The snapshot that was current when the oldest running job started is kept, and so is every snapshot that a reader
 outside the engine (PyIceberg, DuckDB) may have opened within the last hour.
 """
 
@@ -24,10 +23,7 @@ _REPLACING_OPERATIONS = ("replace", "overwrite", "delete")
 
 
 def expiry_horizon(known: TableMetadata, force: bool = False, coming: int = 0) -> float:
-    """Return the time from which on every current snapshot is kept.
-
-    `force` ignores readers outside the engine. `coming` is the number of snapshots that will be added before expiry.
-    """
+    """Return the time from which on every current snapshot is kept. `force` ignores readers outside the engine."""
     oldest_start = locks.oldest_job_start() - COMMIT_SECONDS
     if force:
         return oldest_start

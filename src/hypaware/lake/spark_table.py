@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -19,36 +20,16 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
+from hypaware.engine.jobs import JobContext
 from hypaware.errors import Retryable
 from hypaware.home import Home
 from hypaware.home.identity import Identity
 from hypaware.iceberg import fsync, metadata
-from hypaware.iceberg.metadata import (
-    FLOOR_PROPERTY,
-    FLUSH_ID_PROPERTY,
-    FORKS_PROPERTY,
-    GATEWAY_ID_PROPERTY,
-    INCARNATION_PROPERTY,
-    PARENTS_PROPERTY,
-    REBUILT_FROM_PROPERTY,
-    SEGMENTS_PROPERTY,
-    DataFile,
-    TableMetadata,
-    local_path,
-)
-from hypaware.lake import schema, snapshots
-from hypaware.lake.build import (
-    BuildFailure,
-    BuildResult,
-    BuildTask,
-    BuildWatcher,
-    Task,
-    confirm_worker,
-    run_catching,
-    watch_build,
-)
+from hypaware.iceberg.metadata import DataFile, TableMetadata, local_path
+from hypaware.lake import build, schema, snapshots
+from hypaware.lake.build import BuildFailure, BuildResult, BuildTask, BuildWatcher, Task
 from hypaware.lake.parquet import BuiltFile
-from hypaware.lake.table import FlushContents, NotCommitted, TableChange
+from hypaware.lake.table import NotCommitted, TableChange
 from hypaware.model import datasets
 from hypaware.model.datasets import BATCH_ID, GATEWAY, SEQ, SOURCE, Dataset
 from hypaware.state.flushes import Flush
@@ -59,29 +40,22 @@ _THREADS = 4
 _PARALLEL_FROM_FILES = 8
 
 
+@dataclass(frozen=True)
 class SparkLake:
-    def __init__(
-        self,
-        home: Home,
-        spark: SparkSession,
-        identity: Identity,
-        check_cancelled: Callable[[], None],
-        watch: BuildWatcher | None = None,
-    ) -> None:
-        self._home = home
-        self.spark = spark
-        self.identity = identity
-        self._check_cancelled = check_cancelled
-        self._watch = watch
+    home: Home
+    spark: SparkSession
+    identity: Identity
+    check_cancelled: Callable[[], None]
+    watch: BuildWatcher | None = None
 
     def table(self, dataset: Dataset) -> SparkTable:
         name = dataset.name
         if not schema.table_exists(self.spark, name):
             schema.create_table(self.spark, dataset, self.identity)
-            fsync.fsync_commit(self._home, name)
+            fsync.fsync_commit(self.home, name)
         table = SparkTable(self.spark, dataset)
         if schema.evolve_table(table.iceberg, self.spark._jvm, dataset, table.metadata.fields):
-            fsync.fsync_commit(self._home, name)
+            fsync.fsync_commit(self.home, name)
             table = SparkTable(self.spark, dataset)
         return table
 
@@ -90,15 +64,16 @@ class SparkLake:
             return []
         spark = self.spark.sparkContext
         try:
-            if self._watch is not None and isinstance(tasks[0], BuildTask):
-                with watch_build(spark, self._watch) as run:
+            if self.watch is not None and isinstance(tasks[0], BuildTask):
+                with build.watch_build(spark, self.watch) as run:
                     return list(spark.parallelize(tasks, len(tasks)).map(run).collect())
-            return list(spark.parallelize(tasks, len(tasks)).map(run_catching).collect())
+            return list(spark.parallelize(tasks, len(tasks)).map(build.run_catching).collect())
         except (Py4JJavaError, CapturedException) as error:
-            self._check_cancelled()
+            self.check_cancelled()
             # A worker died and the guilty rows are unknown, so all tasks fail. If no worker can start at all, the
             # environment is to blame.
-            reason = f"a Spark task failed: {_task_error_message(error)}"
+            message = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
+            reason = f"a Spark task failed: {_first_line(message, error)}"
             return [BuildFailure(reason, is_environmental=not self._workers_run())] * len(tasks)
         except (Py4JError, OSError) as error:
             raise jvm_lost_error(error) from error
@@ -110,18 +85,12 @@ class SparkLake:
     def _workers_run(self) -> bool:
         try:
             spark = self.spark.sparkContext
-            return all(spark.parallelize([None] * 2, 2).map(confirm_worker).collect())
+            return all(spark.parallelize([None] * 2, 2).map(build.confirm_worker).collect())
         except Exception:
             return False
 
 
-def _task_error_message(error: Exception) -> str:
-    message = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
-    return (str(message).splitlines() or [type(error).__name__])[0]
-
-
 def list_stored_datasets(home: Home) -> list[Dataset]:
-    """Return the registered datasets that have a table."""
     present = {entry.name for entry in metadata.list_tables(home)}
     return [dataset for dataset in datasets.list_all() if dataset.name in present]
 
@@ -147,15 +116,15 @@ class SparkTable:
 
     @property
     def floor(self) -> int:
-        return int(self.iceberg.properties().get(FLOOR_PROPERTY) or 0)
+        return int(self.iceberg.properties().get(metadata.FLOOR_PROPERTY) or 0)
 
     @property
     def gateway_id(self) -> str | None:
-        return self.iceberg.properties().get(GATEWAY_ID_PROPERTY) or None
+        return self.iceberg.properties().get(metadata.GATEWAY_ID_PROPERTY) or None
 
     @property
     def rebuilt_from(self) -> str | None:
-        return self.iceberg.properties().get(REBUILT_FROM_PROPERTY) or None
+        return self.iceberg.properties().get(metadata.REBUILT_FROM_PROPERTY) or None
 
     @property
     def field_ids(self) -> Mapping[str, int]:
@@ -165,22 +134,23 @@ class SparkTable:
     def data_root(self) -> Path:
         return local_path(str(self.iceberg.location())) / "data"
 
-    def find_flush(self, flush: Flush) -> FlushContents | None:
+    def find_flush(self, flush: Flush) -> dict[str, tuple[int, int]]:
         """Query the rows, because snapshots expire, and match the flush id, because another flush may use the range."""
         found = self._spark.sql(
             f"SELECT {SOURCE}, max({SEQ}), count(*) FROM {self._name}"
             f" WHERE {SEQ} > {flush.after} AND {SEQ} <= {flush.last} AND {BATCH_ID} = '{flush.id}' GROUP BY {SOURCE}"
         ).collect()
-        return FlushContents({row[0]: (row[1], row[2]) for row in found}) if found else None
+        return {source: (highest, rows) for source, highest, rows in found}
 
     def commit(self, flush: Flush, files: Sequence[BuiltFile]) -> None:
-        with self._committing(lambda: self.find_flush(flush) is not None) as transaction:
+        with self._committing(lambda: bool(self.find_flush(flush))) as transaction:
             append = transaction.newAppend()
             for data_file in self._data_files(files):
                 append = append.appendFile(data_file)
-            append = append.set(FLUSH_ID_PROPERTY, flush.id).set("hyp.seq-range", f"{flush.after}-{flush.last}")
-            append.set(SEGMENTS_PROPERTY, ",".join(segment.name for segment in flush.segments)).commit()
-            transaction.updateProperties().set(FLOOR_PROPERTY, str(flush.last)).commit()
+            append = append.set(metadata.FLUSH_ID_PROPERTY, flush.id)
+            append = append.set("hyp.seq-range", f"{flush.after}-{flush.last}")
+            append.set(metadata.SEGMENTS_PROPERTY, ",".join(segment.name for segment in flush.segments)).commit()
+            transaction.updateProperties().set(metadata.FLOOR_PROPERTY, str(flush.last)).commit()
 
     def replace_files(self, change: TableChange) -> None:
         removed = {file.path for file in change.removed}
@@ -189,7 +159,10 @@ class SparkTable:
             raise NotCommitted(f"table {self._dataset.name}: {min(missing)} is no longer part of it")
         with self._committing(lambda: self._has_change(change)) as transaction:
             if change.removed or change.added:
-                rewrite = self._rewriting(transaction) if change.operation == "compact" else transaction.newOverwrite()
+                rewrite = transaction.newRewrite() if change.operation == "compact" else transaction.newOverwrite()
+                if change.operation == "compact" and (current := self.iceberg.currentSnapshot()) is not None:
+                    # By default, Iceberg checks for deletes since the first snapshot, which may have expired.
+                    rewrite = rewrite.validateFromSnapshot(current.snapshotId())
                 for old in self._live(change.removed):
                     rewrite = rewrite.deleteFile(old)
                 for data_file in self._data_files(change.added):
@@ -228,12 +201,6 @@ class SparkTable:
         replaced = replaced and live.issuperset(file.path for file in change.added)
         return replaced and all(known.properties.get(key) == value for key, value in change.properties.items())
 
-    def _rewriting(self, transaction: Any) -> Any:
-        """Start a rewrite. By default, Iceberg checks for deletes since the first snapshot, which may have expired."""
-        current = self.iceberg.currentSnapshot()
-        rewrite = transaction.newRewrite()
-        return rewrite if current is None else rewrite.validateFromSnapshot(current.snapshotId())
-
     def expire(self, horizon: float, keep: int = 1) -> int:
         known = self.metadata
         oldest_kept = snapshots.find_snapshot_at(known, horizon)
@@ -261,9 +228,9 @@ class SparkTable:
     def store_identity(self, identity: Identity) -> bool:
         """Store the home's incarnation in the table, in case state and mirror are lost. Tell whether it changed."""
         properties = {
-            INCARNATION_PROPERTY: identity.incarnation,
-            PARENTS_PROPERTY: ",".join(identity.parents),
-            FORKS_PROPERTY: ",".join(map(str, identity.forks)),
+            metadata.INCARNATION_PROPERTY: identity.incarnation,
+            metadata.PARENTS_PROPERTY: ",".join(identity.parents),
+            metadata.FORKS_PROPERTY: ",".join(map(str, identity.forks)),
         }
         if all(self.metadata.properties.get(key, "") == value for key, value in properties.items()):
             return False
@@ -311,6 +278,15 @@ class SparkTable:
             return list(threads.map(data_file, files))
 
 
+def trim_snapshots(context: JobContext, table: SparkTable, name: str) -> None:
+    """Remove old snapshots. A failure is only reported, because the flush is already committed."""
+    try:
+        if table.trim():
+            fsync.fsync_commit(context.home, name)
+    except Exception as error:
+        context.note(f"{name}: old snapshots could not be removed ({type(error).__name__}); the next flush tries again")
+
+
 def _set_all(update: Any, values: Mapping[str, str]) -> Any:
     for key, value in values.items():
         update = update.set(key, value)
@@ -330,7 +306,10 @@ def dedupe_key_sql(dataset: Dataset) -> str:
 
 def summarize_jvm_error(error: Exception) -> str:
     """Return the message of a JVM exception without its stack trace."""
-    message = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
+    return _first_line(error.java_exception.toString() if isinstance(error, Py4JJavaError) else error, error)
+
+
+def _first_line(message: object, error: Exception) -> str:
     return (str(message).splitlines() or [type(error).__name__])[0]
 
 

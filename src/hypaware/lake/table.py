@@ -25,21 +25,6 @@ class NotCommitted(Retryable):
 
 
 @dataclass(frozen=True)
-class FlushContents:
-    """The rows of a flush that the lake holds: per source the highest sequence and the row count."""
-
-    by_source: Mapping[str, tuple[int, int]]
-
-    @property
-    def rows(self) -> int:
-        return sum(rows for _, rows in self.by_source.values())
-
-    @property
-    def high_water(self) -> dict[str, int]:
-        return {source: seq for source, (seq, _) in self.by_source.items()}
-
-
-@dataclass(frozen=True)
 class TableChange:
     """A change that adds no new rows: replaces or removes files in one atomic commit."""
 
@@ -47,13 +32,10 @@ class TableChange:
     removed: Sequence[DataFile]
     added: Sequence[BuiltFile] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
-    """Table properties to set in the same commit."""
     summary: Mapping[str, str] = field(default_factory=dict)
 
 
 class LakeTable(Protocol):
-    """The table of one dataset."""
-
     @property
     def uuid(self) -> str: ...
 
@@ -62,8 +44,7 @@ class LakeTable(Protocol):
         """The end of the newest committed range: the table's `hyp.seq-floor`."""
 
     @property
-    def gateway_id(self) -> str | None:
-        """The gateway id of the home (`hyp.gateway-id`)."""
+    def gateway_id(self) -> str | None: ...
 
     @property
     def rebuilt_from(self) -> str | None:
@@ -75,8 +56,8 @@ class LakeTable(Protocol):
     @property
     def data_root(self) -> Path: ...
 
-    def find_flush(self, flush: Flush) -> FlushContents | None:
-        """Return the rows of a flush, or None. Finds them by the unique flush id, never by range alone."""
+    def find_flush(self, flush: Flush) -> dict[str, tuple[int, int]]:
+        """Return source → (highest sequence, row count) of a flush, found by its unique id, never by range alone."""
 
     def commit(self, flush: Flush, files: Sequence[BuiltFile]) -> None:
         """Add the files, record flush id, range and segments in the summary, and raise the floor, atomically.
@@ -85,11 +66,7 @@ class LakeTable(Protocol):
         """
 
     def replace_files(self, change: TableChange) -> None:
-        """Commit a change. The caller holds the commit lock of the table and calls `fsync_commit` afterwards.
-
-        Raises NotCommitted if the commit certainly did not happen, for instance because a file to remove is no longer
-        part of the table. After any other error the outcome is unknown, and the next job reads the live files.
-        """
+        """Commit a change, with the errors of `commit`. The caller holds the commit lock and fsyncs afterwards."""
 
     def expire(self, horizon: float, keep: int = 1) -> int:
         """Remove the snapshots that `list_expirable` lists, and files only they reference. Return their number."""

@@ -3,11 +3,8 @@
 `purges` has a row for each purged value (kind, hash of the value in `mark`). A purge of the kind `session` excludes the
 session, one of the kind `before` excludes everything before its time. `parts` has the key hash (as in `keys.db`) of
 each purged row, so that a copy of it in another session does not come back either. `words` holds the command that
-finishes an unfinished purge and is erased when the purge is done. The file is part of the lake, so it survives the loss
-of state and key index. It cannot be rebuilt: if it cannot be read, no row may enter the lake.
-
-A `PurgeFilter` holds the purged sessions and the time before which everything is purged, as a small value that is sent
-to tasks. It applies to every dataset: it checks a row's `session_id`, if the dataset has that column, and its time.
+finishes an unfinished purge and is erased when the purge is done. The file cannot be rebuilt: if it cannot be read, no
+row may enter the lake.
 """
 
 from __future__ import annotations
@@ -37,6 +34,7 @@ _LOOKUP_SIZE = 500
 # Above this number of keys, load all tombstones if they fit into memory.
 _LOAD_ALL_ABOVE = 20_000
 _MAX_LOADED = 1_000_000
+_ACTIVE = "SELECT id FROM purges WHERE lifted_at IS NULL AND kind = ? AND (mark = ? OR before <= ?)"
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS purges (
         id INTEGER PRIMARY KEY, kind TEXT NOT NULL, mark BLOB NOT NULL, before TEXT, words TEXT, at TEXT NOT NULL,
@@ -48,6 +46,8 @@ _SCHEMA = (
 
 @dataclass(frozen=True)
 class PurgeFilter:
+    """The purged sessions and the time before which everything is purged: a small value that is sent to tasks."""
+
     sessions: frozenset[bytes] = frozenset()
     before: str | None = None
     """In the form of `timestamp_text`, which sorts by time."""
@@ -108,7 +108,6 @@ class Tombstones:
     has_parts: bool = False
 
     def find(self, hashes: Collection[bytes]) -> set[bytes]:
-        """Return the key hashes that were purged."""
         if not self.has_parts or not hashes:
             return set()
         with _open_readonly(self.path) as db:
@@ -116,7 +115,12 @@ class Tombstones:
                 loaded = {bytes(row[0]) for row in db.execute("SELECT hash FROM parts LIMIT ?", (_MAX_LOADED + 1,))}
                 if len(loaded) <= _MAX_LOADED:
                     return loaded.intersection(hashes)
-            return set(_lookup_parts(db, sorted(set(hashes))))
+            wanted, found = sorted(set(hashes)), set[bytes]()
+            for start in range(0, len(wanted), _LOOKUP_SIZE):
+                some = wanted[start : start + _LOOKUP_SIZE]
+                query = f"SELECT hash FROM parts WHERE hash IN ({','.join('?' * len(some))})"
+                found.update(bytes(hash_) for (hash_,) in db.execute(query, some))
+            return found
 
     def purged_at(self, hashes: Collection[bytes]) -> dict[bytes, float]:
         """Return the hashes that were purged, with the time of the purge as a timestamp."""
@@ -146,12 +150,7 @@ def read_tombstones(home: Home) -> Tombstones:
 
 def list_unfinished_purges(home: Home) -> list[str]:
     """Return the commands that finish unfinished purges."""
-    if not home.tombstones.is_file():
-        return []
-    with _open_readonly(home.tombstones) as db:
-        if not has_table(db, "purges"):
-            return []
-        return [words for (words,) in db.execute("SELECT words FROM purges WHERE words IS NOT NULL ORDER BY id")]
+    return [words for (words,) in _select(home, "SELECT words FROM purges WHERE words IS NOT NULL ORDER BY id")]
 
 
 def create_tombstones(home: Home, stones: Sequence[Tombstone], at: str) -> list[int]:
@@ -181,11 +180,7 @@ def finish_purges(home: Home, purges: Iterable[int], rows: int, at: str) -> None
 
 
 def has_active(home: Home, stones: Sequence[Tombstone]) -> bool:
-    """Tell whether any of the tombstones is active."""
-    if not home.tombstones.is_file():
-        return False
-    with _open_readonly(home.tombstones) as db:
-        return has_table(db, "purges") and any(_active_purges(db, stone) for stone in stones)
+    return any(_select(home, _ACTIVE, stone.kind, stone.value_hash, stone.before) for stone in stones)
 
 
 def revoke(home: Home, stones: Sequence[Tombstone], at: str) -> int:
@@ -195,44 +190,30 @@ def revoke(home: Home, stones: Sequence[Tombstone], at: str) -> int:
     revoked = 0
     with _transaction(home) as db:
         for stone in stones:
-            found = _active_purges(db, stone)
-            for purge in found:
+            found = db.execute(_ACTIVE, (stone.kind, stone.value_hash, stone.before)).fetchall()
+            for (purge,) in found:
                 db.execute("DELETE FROM parts WHERE purge = ?", (purge,))
                 db.execute("UPDATE purges SET words = NULL, lifted_at = ? WHERE id = ?", (at, purge))
             revoked += len(found)
     return revoked
 
 
-def _active_purges(db: sqlite3.Connection, stone: Tombstone) -> list[int]:
-    found = db.execute(
-        "SELECT id FROM purges WHERE lifted_at IS NULL AND kind = ? AND (mark = ? OR before <= ?)",
-        (stone.kind, stone.value_hash, stone.before),
-    )
-    return [int(purge) for (purge,) in found]
-
-
 def list_parts(home: Home, limit: int | None = None) -> list[bytes]:
-    """Return the excluded key hashes, at most `limit`."""
-    with _open_readonly(home.tombstones) as db:
-        return [
-            bytes(found) for (found,) in db.execute("SELECT hash FROM parts LIMIT ?", (-1 if limit is None else limit,))
-        ]
+    found = _select(home, "SELECT hash FROM parts LIMIT ?", -1 if limit is None else limit)
+    return [bytes(hash_) for (hash_,) in found]
 
 
 def count_parts(home: Home) -> int:
-    """Count the excluded key hashes."""
+    found = _select(home, "SELECT count(DISTINCT hash) FROM parts")
+    return int(found[0][0]) if found else 0
+
+
+def _select(home: Home, query: str, *values: object) -> list[Any]:
+    """Return the rows of a query; none if nothing was ever purged."""
     if not home.tombstones.is_file():
-        return 0
+        return []
     with _open_readonly(home.tombstones) as db:
-        return int(db.execute("SELECT count(DISTINCT hash) FROM parts").fetchone()[0])
-
-
-def _lookup_parts(db: sqlite3.Connection, hashes: Sequence[bytes]) -> Iterator[bytes]:
-    for start in range(0, len(hashes), _LOOKUP_SIZE):
-        some = hashes[start : start + _LOOKUP_SIZE]
-        marks = ",".join("?" * len(some))
-        for (found,) in db.execute(f"SELECT hash FROM parts WHERE hash IN ({marks})", some):
-            yield bytes(found)
+        return db.execute(query, values).fetchall() if has_table(db, "parts") else []
 
 
 @contextmanager

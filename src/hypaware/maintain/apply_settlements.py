@@ -1,9 +1,8 @@
 """Applying pending settlements: find the files that hold their rows, and clean up after the compaction.
 
-A settlement identifies rows by sequence; the files that hold one of these rows are rewritten, whatever their size. A
-settlement is done when its row has been updated or no longer exists. In the latter case its native row returns to the
-spool as a new row, unless retention has dropped the day of the live row. A settlement that cannot be read is removed
-and reported; importing the transcripts again restores its rows.
+A settlement identifies rows by sequence. It is done when its row has been updated or no longer exists. In the latter
+case its native row returns to the spool as a new row, unless retention has dropped the day of the live row. A
+settlement that cannot be read is removed and reported; importing the transcripts again restores its rows.
 
 @ref keys#settlements
 """
@@ -81,10 +80,6 @@ class PendingSettlements:
                 present |= set(self._in_range(file))
         return self._wanted - present
 
-    def drop_missing_files(self) -> None:
-        """Forget the settlements of a flush that turned out not to be committed."""
-        self.targets = {path: wanted for path, wanted in self.targets.items() if path.exists()}
-
     def _remove_targets(self, seqs: Collection[int]) -> None:
         for wanted in self.targets.values():
             for seq in seqs:
@@ -138,17 +133,28 @@ def remove_applied(context: MaintenanceContext, pending: PendingSettlements) -> 
     """Remove applied settlements. Holding the table's lock keeps new ones from arriving in between."""
     if not pending:
         return
+    dataset = context.dataset
     with context.lock_table() as table:
-        commit.finish_interrupted_flushes(context.home, context.store, table, context.dataset.name)
-        pending.drop_missing_files()
+        commit.finish_interrupted_flushes(context.home, context.store, table, dataset.name)
+        # The settlements of a flush that turned out not to be committed are gone.
+        pending.targets = {path: wanted for path, wanted in pending.targets.items() if path.exists()}
         missing = pending.missing(context.files())
         # From here on only the index knows the ids that a settlement recorded.
-        with closing(dedupe.open_index(context.home, context.lake, table, context.dataset)) as index:
-            _return_to_spool(context, pending, missing)
+        with closing(dedupe.open_index(context.home, context.lake, table, dataset)) as index:
+            # Native rows whose live row is gone for another reason than its age return to the spool.
+            native = [row for path in pending.targets for row in settlements.read_native_rows(dataset, path, missing)]
+            first_day = metadata.read_retention_start(context.home, dataset.name)
+            kept = [row for row in native if not first_day or str(row[dataset.time_column])[:10] >= first_day]
+            if kept:
+                with Spool(context.home) as spool:
+                    spool.append(dataset.name, kept)
+                context.note(
+                    f"{dataset.name}: returned {len(kept):,} native rows to the spool, their live rows are gone"
+                )
             removed_keys = [
                 pair
                 for path in pending.targets
-                for pair in settlements.read_settlement_keys(context.dataset, path, table.gateway_id)
+                for pair in settlements.read_settlement_keys(dataset, path, table.gateway_id)
                 if pair[1] in missing
             ]
             with index.transaction() as db:
@@ -160,16 +166,3 @@ def remove_applied(context: MaintenanceContext, pending: PendingSettlements) -> 
                 settlements.retain_targets(path, remaining)
         done = [path for path, wanted in pending.targets.items() if wanted.keys() <= missing]
         settlements.remove_settlements([*done, *pending.damaged])
-
-
-def _return_to_spool(context: MaintenanceContext, pending: PendingSettlements, missing: set[int]) -> None:
-    """Return native rows to the spool if their live row is gone for another reason than its age."""
-    first_day = metadata.read_retention_start(context.home, context.dataset.name)
-    rows = [row for path in pending.targets for row in settlements.read_native_rows(context.dataset, path, missing)]
-    kept = [row for row in rows if not first_day or str(row[context.dataset.time_column])[:10] >= first_day]
-    if kept:
-        with Spool(context.home) as spool:
-            spool.append(context.dataset.name, kept)
-        context.note(
-            f"{context.dataset.name}: returned {len(kept):,} native rows to the spool, their live rows are gone"
-        )

@@ -1,21 +1,13 @@
 """`hyp backup`: make a consistent copy of a home while the home is in use. `hyp restore`: create a home from a backup.
 
-A backup is laid out like a home. State, catalog and spool are copied at one moment, while no commit can happen. The
-data files that the tables reference at that moment never change; they are copied afterwards, while no job may remove
-files. The copied state records that it has no location, so a backup that is opened, with or without `hyp restore`, is
-treated as a copy and gets its own incarnation. Left out are locks and directories that a home recreates: `engine/`,
-`run/`, `logs/`, `telemetry/`.
+A backup is laid out like a home, without locks and directories that a home recreates. State, catalog and spool are
+copied at one moment, while no commit can happen. The data files that the tables reference at that moment never change;
+they are copied afterwards, while no job may remove files. The copied state records that it has no location, so a backup
+that is opened, with or without `hyp restore`, is treated as a copy, relocated, and gets its own incarnation.
 
 Of each table only the current snapshot is copied: earlier ones hold rows that were rewritten or removed. `keys.db` is
-included, because only it knows the keys of rows that retention has dropped. The copied table metadata keeps the paths
-of the original home; opening the copy relocates it.
-
-Spool files move from `active` and `incoming` to `sealed` at any time. They are listed and copied in this order. If a
-file has moved before it could be copied, the listing starts again, so that no file is missed.
-
-A restore checks every file against the backup's manifest while it is copied. The home gets its name only when all files
-are present, correct and durable. Then it is opened as a copy: it starts a new incarnation, so it never reuses a
-sequence that the lost home assigned after the backup, and it asks its destinations which rows they have.
+included, because only it knows the keys of rows that retention has dropped. A restore checks every file against the
+backup's manifest while it is copied, and gives the home its name when all files are present, correct and durable.
 
 @ref keeping#backup
 """
@@ -28,7 +20,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,7 +38,7 @@ from hypaware.lake import health, locks
 from hypaware.maintain import backup_folder
 from hypaware.maintain.backup_folder import BackupManifest, FileCopier
 from hypaware.model import datasets
-from hypaware.spool import active, segments
+from hypaware.spool import segments
 from hypaware.state import flushes, mirror, store
 from hypaware.state.home_opener import open_home
 from hypaware.state.store import StateStore
@@ -73,8 +65,8 @@ _before_restored_rename = faults.crash_point(
 _after_restored_rename = faults.crash_point(
     "maintain.restore.after-rename", "the home has its final name and has not been opened"
 )
-_RECREATED = ("engine", "run", "logs", "telemetry")
-_COPIED_SEPARATELY = ("spool", "lake")
+# Recreated by a home, or copied separately.
+_EXCLUDED_FOLDERS = ("engine", "run", "logs", "telemetry", "spool", "lake")
 _STATE_FILES = ("state.db", "state.mirror.json")
 _EXCLUDED_SUFFIXES = (".lock", ".tmp")
 # Directory entries and links take some space too.
@@ -153,7 +145,7 @@ def make_backup(
         progress("measuring the files to copy")
         # Seal orphaned segments and give producers time to seal theirs; segments still active are copied unsealed.
         for dataset in segments.list_spooled_datasets(home):
-            active.wait_until_sealed(segments.spool_folder(home, dataset), _SEAL_SECONDS)
+            segments.wait_until_sealed(segments.spool_folder(home, dataset), _SEAL_SECONDS)
         total = _home_size(home)
         backup_folder.require_space(to.parent, int(total * _MARGIN))
         copier = FileCopier(folder, total, progress, check_cancelled)
@@ -166,7 +158,11 @@ def make_backup(
         with block_commits():
             made_at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
             copier.copy_database(home.state, "state.db")
-            _copy_lake_databases(home, copier)
+            for path in sorted(home.lake.glob("*.db"), key=lambda path: path != home.catalog):
+                copier.copy_database(path, f"lake/{path.name}")
+            # Pending settlements must match the key index.
+            for path in sorted((home.lake / "settlements").glob("*/*.parquet")):
+                copier.copy(path, path.relative_to(home.root).as_posix())
             tables = _read_tables(home)
             _copy_spool(home, copier)
         _after_moment()
@@ -177,7 +173,9 @@ def make_backup(
         manifest = BackupManifest(
             made_at, __version__, str(home.root), identity.gateway_id, identity.incarnation, next_seq, copier.files
         )
-        durable_files.write_atomic(folder / backup_folder.MANIFEST_NAME, backup_folder.encode_manifest(manifest))
+        document = {"version": backup_folder.MANIFEST_VERSION, **asdict(manifest)}
+        encoded = json.dumps(document, indent=1, ensure_ascii=False).encode()
+        durable_files.write_atomic(folder / backup_folder.MANIFEST_NAME, encoded)
         backup_folder.publish_folder(folder, to, _before_rename, _after_rename)
     return {
         "backup": str(to),
@@ -206,14 +204,17 @@ def _home_size(home: Home) -> int:
 def _other_paths(folder: Path, top: bool = False) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
-            if not top or path.name not in (*_RECREATED, *_COPIED_SEPARATELY):
+            if not top or path.name not in _EXCLUDED_FOLDERS:
                 yield from _other_paths(path)
         elif path.is_file() and not path.name.endswith(_EXCLUDED_SUFFIXES) and not path.name.startswith(_STATE_FILES):
             yield path
 
 
 def _copy_spool(home: Home, copier: FileCopier) -> None:
-    """Copy the spool. Afterwards the copy holds exactly the rows that the spool holds."""
+    """Copy the spool. Afterwards the copy holds exactly the rows that the spool holds.
+
+    If a file has moved before it could be copied, the listing starts again, so that no file is missed.
+    """
     while True:
         files = dict(_spool_files(home))
         try:
@@ -222,10 +223,14 @@ def _copy_spool(home: Home, copier: FileCopier) -> None:
         except FileNotFoundError:
             continue
         break
-    copier.prune(_SPOOL_PREFIX, _count_once(files))
+    # A file listed as active or incoming that is sealed now counts as sealed.
+    sealed = {_segment_id(path) for path in files.values() if path.parent.name == "sealed"}
+    is_moved = {name: path.parent.name in _TRANSIENT and _segment_id(path) in sealed for name, path in files.items()}
+    copier.prune(_SPOOL_PREFIX, [name for name in files if not is_moved[name]])
 
 
 def _spool_files(home: Home) -> Iterator[tuple[str, Path]]:
+    """Yield active and incoming files first: they move to `sealed` at any time."""
     for dataset in segments.list_spooled_datasets(home):
         others = sorted(path.name for path in (home.spool / dataset).iterdir() if path.name not in _TRANSIENT)
         for folder in (*_TRANSIENT, *others):
@@ -234,30 +239,12 @@ def _spool_files(home: Home) -> Iterator[tuple[str, Path]]:
                     yield f"{_SPOOL_PREFIX}{dataset}/{folder}/{path.name}", path
 
 
-def _count_once(files: dict[str, Path]) -> Iterator[str]:
-    """Yield each file once: one listed as active or incoming that is sealed now counts as sealed."""
-    sealed = {_segment_id(path) for path in files.values() if path.parent.name == "sealed"}
-    for name, path in files.items():
-        if path.parent.name not in _TRANSIENT or _segment_id(path) not in sealed:
-            yield name
-
-
 def _segment_id(path: Path) -> tuple[Path, str]:
     return path.parent.parent, path.name.partition(".")[0]
 
 
-def _copy_lake_databases(home: Home, copier: FileCopier) -> None:
-    """Copy the catalog, the other databases of the lake, and pending settlements, which must match the key index."""
-    for path in sorted(home.lake.glob("*.db"), key=lambda path: path != home.catalog):
-        copier.copy_database(path, f"lake/{path.name}")
-    for path in sorted((home.lake / "settlements").glob("*/*.parquet")):
-        copier.copy(path, path.relative_to(home.root).as_posix())
-
-
 @dataclass(frozen=True)
 class TableAtBackup:
-    """A table at the moment of the backup."""
-
     entry: CatalogEntry
     document: dict[str, Any]
     metadata: TableMetadata
@@ -265,11 +252,10 @@ class TableAtBackup:
 
 def _read_tables(home: Home) -> list[TableAtBackup]:
     """Read the current metadata of each table. Later commits do not change it, but may remove its file."""
-    found = []
-    for entry in metadata.list_tables(home):
-        document = json.loads(entry.metadata.read_bytes())
-        found.append(TableAtBackup(entry, document, metadata.read_metadata(entry.metadata)))
-    return found
+    return [
+        TableAtBackup(entry, json.loads(entry.metadata.read_bytes()), metadata.read_metadata(entry.metadata))
+        for entry in metadata.list_tables(home)
+    ]
 
 
 def _table_files(home: Home, table: TableAtBackup) -> Iterator[tuple[Path, str]]:
@@ -364,7 +350,13 @@ def restore_home(
     """Restore `home` from the backup in `source`; raise HypError if the home exists or the backup is damaged."""
     backup_folder.refuse_existing(home.root)
     manifest = backup_folder.read_manifest(source)
-    _check_sizes(source, manifest)
+    # Compare names and sizes, the cheap part of the check, before anything is written.
+    for name, expected in manifest.files.items():
+        path = source / name
+        if not path.is_file():
+            raise _damaged(path, "is missing")
+        if (size := path.stat().st_size) != expected.size:
+            raise _damaged(path, f"has {size} bytes instead of {expected.size}")
     backup_folder.require_space(home.root.parent, manifest.bytes)
     with backup_folder.staged_folder(home.root) as folder:
         copier = FileCopier(folder, manifest.bytes, progress, check_cancelled)
@@ -378,16 +370,6 @@ def restore_home(
     with closing(opened.store) as store, store.reading() as connection:
         next_seq = flushes.next_sequence(connection)
     return RestoredHome(opened.identity, next_seq)
-
-
-def _check_sizes(source: Path, manifest: BackupManifest) -> None:
-    """Compare names and sizes, the cheap part of the check, before anything is written."""
-    for name, expected in manifest.files.items():
-        path = source / name
-        if not path.is_file():
-            raise _damaged(path, "is missing")
-        if (size := path.stat().st_size) != expected.size:
-            raise _damaged(path, f"has {size} bytes instead of {expected.size}")
 
 
 def _damaged(path: Path, problem: str) -> HypError:

@@ -5,8 +5,7 @@ A backup is laid out like a home, with `backup.json` next to `state.db`:
 {version, made_at, hypaware, home, gateway_id, incarnation, next_seq, files: {path: {size, sha256}}}
 
 The directory appears complete or not at all: it is filled as `NAME.partial-<random>` next to its target, then renamed.
-The process that fills it holds a flock on the directory itself. A directory whose lock is free was left by a killed
-process; the next run removes it. A held lock means that another process is at work, and the run stops.
+The process that fills it holds a flock on the directory itself; the next run removes one whose lock is free.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -55,10 +54,6 @@ class BackupManifest:
         return sum(file.size for file in self.files.values())
 
 
-def encode_manifest(manifest: BackupManifest) -> bytes:
-    return json.dumps({"version": MANIFEST_VERSION, **asdict(manifest)}, indent=1, ensure_ascii=False).encode()
-
-
 def read_manifest(folder: Path) -> BackupManifest:
     """Read the manifest of the backup in `folder`; raise HypError if it is missing, damaged or too new."""
     path = folder / MANIFEST_NAME
@@ -86,9 +81,7 @@ def read_manifest(folder: Path) -> BackupManifest:
 
 
 def refuse_existing(to: Path) -> None:
-    if to.is_dir() and not any(to.iterdir()):
-        return
-    if os.path.lexists(to):
+    if os.path.lexists(to) and not (to.is_dir() and not any(to.iterdir())):
         raise _exists_error(to)
 
 
@@ -114,7 +107,15 @@ def staged_folder(to: Path) -> Iterator[Path]:
     try:
         durable_files.make_dir(to.parent)
         _remove_leftovers(to)
-        path, lock = _create_staging_folder(to)
+        while True:
+            path = to.with_name(f"{to.name}.partial-{secrets.token_hex(4)}")
+            path.mkdir(mode=0o700)
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            lock_fd(lock)
+            # Another process may have removed the directory before we locked it.
+            if path.exists():
+                break
+            os.close(lock)
         try:
             yield path
         finally:
@@ -139,18 +140,6 @@ def _remove_leftovers(to: Path) -> None:
             os.close(fd)
 
 
-def _create_staging_folder(to: Path) -> tuple[Path, int]:
-    while True:
-        path = to.with_name(f"{to.name}.partial-{secrets.token_hex(4)}")
-        path.mkdir(mode=0o700)
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        lock_fd(lock)
-        # Another process may have removed the directory before we locked it.
-        if path.exists():
-            return path, lock
-        os.close(lock)
-
-
 def publish_folder(path: Path, to: Path, before: Callable[[], None], after: Callable[[], None]) -> None:
     """Make everything in the directory durable, then rename it to its target."""
     for folder, _, _ in os.walk(path, topdown=False):
@@ -165,6 +154,7 @@ def publish_folder(path: Path, to: Path, before: Callable[[], None], after: Call
     after()
 
 
+@dataclass
 class FileCopier:
     """Copies files into a directory. Each copy is synced, readable by its owner only, and recorded with size and hash.
 
@@ -172,20 +162,13 @@ class FileCopier:
     keeps the second pass of a backup short, which runs while commits are blocked.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        total_bytes: int,
-        progress: Callable[..., None],
-        check_cancelled: Callable[[], None],
-    ) -> None:
-        self.folder = folder
-        self.files: dict[str, BackupFile] = {}
-        self._seen: dict[str, tuple[int, int, int]] = {}
-        self._total_bytes = total_bytes
-        self._copied_bytes = 0
-        self._progress = progress
-        self._check_cancelled = check_cancelled
+    folder: Path
+    total_bytes: int
+    progress: Callable[..., None]
+    check_cancelled: Callable[[], None]
+    files: dict[str, BackupFile] = field(default_factory=dict)
+    _seen: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    _copied_bytes: int = 0
 
     def copy(self, path: Path, name: str, *, whole_lines: bool = False) -> BackupFile:
         """Copy a file. With `whole_lines`, leave out a last line that is still being written."""
@@ -198,13 +181,12 @@ class FileCopier:
             fd = os.open(self.target(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(fd, "wb") as out:
                 for block in _whole_lines(source) if whole_lines else _blocks(source):
-                    self._check_cancelled()
+                    self.check_cancelled()
                     out.write(block)
                     digest.update(block)
                     size += len(block)
-                    self._copied_bytes += len(block)
-                    copied = min(self._copied_bytes, self._total_bytes)
-                    self._progress("copying", copied, self._total_bytes, unit="bytes")
+                    self._copied_bytes = min(self._copied_bytes + len(block), self.total_bytes)
+                    self.progress("copying", self._copied_bytes, self.total_bytes, unit="bytes")
                 out.flush()
                 durable_files.fsync_fd(out.fileno())
         self._seen[name], self.files[name] = seen, BackupFile(size, digest.hexdigest())
@@ -221,17 +203,16 @@ class FileCopier:
             source.backup(copy)
         self.record(name)
 
-    def record(self, name: str) -> BackupFile:
+    def record(self, name: str) -> None:
         """Sync a file of the directory and record its current size and hash."""
         path = self.folder / name
         durable_files.fsync_file(path)
         digest = hashlib.sha256()
         with open(path, "rb") as file:
             for block in _blocks(file):
-                self._check_cancelled()
+                self.check_cancelled()
                 digest.update(block)
         self.files[name] = BackupFile(path.stat().st_size, digest.hexdigest())
-        return self.files[name]
 
     def prune(self, below: str, names: Iterable[str]) -> None:
         """Remove copies below `below` whose originals are gone."""
@@ -246,8 +227,7 @@ class FileCopier:
 
 
 def _blocks(source: BinaryIO) -> Iterator[bytes]:
-    while block := source.read(_BLOCK):
-        yield block
+    return iter(lambda: source.read(_BLOCK), b"")
 
 
 def _whole_lines(source: BinaryIO) -> Iterator[bytes]:

@@ -1,10 +1,8 @@
 """Compaction: rewrite the many small files of a (source, day) into few, with the rows in sequence order.
 
-`compact_plan` decides from metadata which files are rewritten. Tasks write the new files, and one commit per batch
-replaces the old ones; flushes, deliveries and queries continue. Rows do not change. If the process is killed at any
-point, the table holds every row once: before the commit nothing references the new files, after it nothing references
-the old ones, and the next expiry removes the unreferenced ones. A partition whose files cannot be read, or whose rows
-do not add up, is reported and left unchanged.
+Tasks write the new files, and one commit per batch replaces the old ones; flushes, deliveries and queries continue. If
+the process is killed at any point, the table holds every row once, and the next expiry removes unreferenced files. A
+partition whose files cannot be read, or whose rows do not add up, is reported and left unchanged.
 
 Live rows with a pending settlement get their native ids here (`apply_settlements`). Duplicates are removed: a flush
 lets none in, but two rows with one dedupe key can come in after the loss of the key index or from two programs. The
@@ -16,7 +14,7 @@ lowest sequence stays. A row without a key is never removed, nor is one whose se
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -27,7 +25,7 @@ import pyarrow.compute as pc
 
 from hypaware import faults, telemetry
 from hypaware.errors import Cancelled, LakeError, Retryable
-from hypaware.iceberg import metadata
+from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import DataFile
 from hypaware.lake.build import BuildFailure, BuildResult
 from hypaware.lake.parquet import OutputPaths
@@ -35,7 +33,7 @@ from hypaware.lake.rewrite import RewriteBalance, RewriteTask, read_columns
 from hypaware.lake.table import LakeTable, NotCommitted, TableChange
 from hypaware.maintain import apply_settlements, compact_plan
 from hypaware.maintain.compact_plan import PartitionKey, RewriteGroup
-from hypaware.maintain.context import MaintenanceContext, MaintenanceReport, discard_files
+from hypaware.maintain.context import MaintenanceContext, MaintenanceReport, count_by_partition, discard_files
 from hypaware.model import datasets
 from hypaware.model.datasets import GATEWAY, SEQ, Dataset
 from hypaware.text import format_count
@@ -56,7 +54,7 @@ def compact_dataset(context: MaintenanceContext, report: MaintenanceReport) -> N
     with telemetry.span(
         "maintain.compact", component="maintain", operation="compact", hyp_dataset=context.dataset.name
     ) as span:
-        compaction = _Compaction(context, report)
+        compaction = Compaction(context, report)
         try:
             compaction.run()
         finally:
@@ -73,12 +71,9 @@ def compact_dataset(context: MaintenanceContext, report: MaintenanceReport) -> N
                 span.status("degraded")
 
 
-def apply_pending_settlements(context: MaintenanceContext, report: MaintenanceReport) -> None:
-    """Apply all pending settlements and compact nothing else."""
-    _Compaction(context, report, settlements_only=True).run()
+class Compaction:
+    """One run. With `settlements_only`, only files that hold a row with a pending settlement are rewritten."""
 
-
-class _Compaction:
     def __init__(
         self, context: MaintenanceContext, report: MaintenanceReport, *, settlements_only: bool = False
     ) -> None:
@@ -123,9 +118,8 @@ class _Compaction:
 
     def _rewrite_all(self, groups: list[RewriteGroup]) -> list[RewriteGroup]:
         """Rewrite in batches; return the groups left over when the time is up."""
-        # Opening the table may commit a schema change.
-        with self._context.lock_table() as found:
-            table = found
+        with self._context.lock_table() as table:
+            pass  # opening the table may commit a schema change
         started = 0
         for batch in compact_plan.batch_groups(groups):
             self._context.check_cancelled()
@@ -143,27 +137,37 @@ class _Compaction:
             # A task that kills its worker makes the whole batch fail: run each task alone to find it.
             results = [result for task in tasks for result in self._context.lake.run([task])]
         _after_write()
-        if reason := _shared_failure(results):
-            raise Retryable(f"{self._name}: compaction stopped: {reason}", kind="compaction_stopped")
-        verified = [
-            (group, result)
-            for group, result in zip(batch, results, strict=True)
-            if not isinstance(result, BuildFailure) and self._is_complete(group, result)
-        ]
+        # Every rewrite failed for lack of resources: a full disk, workers that do not start.
+        environmental = [each for each in results if isinstance(each, BuildFailure) and each.is_environmental]
+        if len(environmental) == len(results):
+            raise Retryable(f"{self._name}: compaction stopped: {environmental[0].reason}", kind="compaction_stopped")
+        verified: list[tuple[RewriteGroup, BuildResult]] = []
         for group, result in zip(batch, results, strict=True):
             if isinstance(result, BuildFailure):
                 self._fail(group, result.reason)
+                continue
+            # All rows known to the table went in, and the same rows came out.
+            balance = _balance(result)
+            if balance.balanced and balance.rows_in == group.rows == result.rows + len(balance.dropped):
+                verified.append((group, result))
+            else:
+                discard_files(result.files)
+                self._fail(group, f"row counts do not match: {group.rows} rows expected, {balance}")
         if verified:
             self._commit(verified)
 
     def _commit(self, verified: Sequence[tuple[RewriteGroup, BuildResult]]) -> None:
         removed = [file for group, _ in verified for file in group.files]
         added = [file for _, built in verified for file in built.files]
+        change = TableChange("compact", removed, added, summary={"hyp.maintain": self._context.id})
         _before_commit()
         try:
-            change = TableChange("compact", removed, added, summary={"hyp.maintain": self._context.id})
-            self._context.commit(change, on_commit=_after_commit)
+            with self._context.lock_table() as table:
+                table.replace_files(change)
+                _after_commit()
+                fsync.fsync_commit(self._context.home, self._name)
         except Cancelled:
+            # Raised while waiting for the lock.
             discard_files(added)
             raise
         except NotCommitted as error:
@@ -173,35 +177,24 @@ class _Compaction:
             return
         for group, built in verified:
             self._pending.mark_applied(group.files)
-            self.done[group.source].add(group, built, self._context.id)
-            self._report.add_rewritten(_older_files(group, self._context.id))
+            # Files that an earlier pass of this run wrote do not count.
+            older = [file for file in group.files if not file.path.name.startswith(self._context.id)]
+            self.done[group.source].add(group, built, older)
+            count_by_partition(self._report.rewritten, older, "bytes")
             self._report.twins_removed += len(_balance(built).dropped)
         self._report.partitions_compacted = sum(len(each.days) for each in self.done.values())
 
     def _task(self, group: RewriteGroup, table: LakeTable) -> DeduplicatingTask:
-        place = OutputPaths(table.data_root, self._context.id, group.files[0].min_seq or 0)
-        paths = tuple(file.path for file in group.files)
         task = RewriteTask(
             self._name,
             group.source,
             group.day.isoformat(),
-            paths,
-            place,
+            tuple(file.path for file in group.files),
+            OutputPaths(table.data_root, self._context.id, group.files[0].min_seq or 0),
             table.field_ids,
             patch=self._pending.amendment(group.files),
         )
         return DeduplicatingTask(task, table.gateway_id)
-
-    def _is_complete(self, group: RewriteGroup, built: BuildResult) -> bool:
-        """Check that all rows known to the table went in and the same rows came out."""
-        balance = _balance(built)
-        if balance.balanced and balance.rows_in == group.rows == sum(file.rows for file in built.files) + len(
-            balance.dropped
-        ):
-            return True
-        discard_files(built.files)
-        self._fail(group, f"row counts do not match: {group.rows} rows expected, {balance}")
-        return False
 
     def _fail(self, group: RewriteGroup, reason: str) -> None:
         self.failed.add(group.partition)
@@ -225,8 +218,13 @@ class _Compaction:
         self._report_unnumbered()
 
     def _report_plan(self, groups: Sequence[RewriteGroup]) -> None:
-        self._context.effects.rewrite(groups)
-        self._report.add_rewritten(file for each in groups for file in each.files)
+        effects = self._context.effects
+        for group in groups:
+            effects.removed.update(group.files)
+            effects.files_added += group.files_after()
+            effects.bytes_added += group.bytes
+        effects.snapshots += sum(1 for _ in compact_plan.batch_groups(groups))
+        count_by_partition(self._report.rewritten, (file for each in groups for file in each.files), "bytes")
         self._report.partitions_left = compact_plan.count_partitions(groups)
         for source in sorted({each.source for each in groups}):
             own = [each for each in groups if each.source == source]
@@ -242,42 +240,26 @@ class _Compaction:
 
 @dataclass
 class _SourceCounts:
-    """Counts of the rewritten files of one source."""
-
     days: set[date] = field(default_factory=set)
     files_in: int = 0
     files_out: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
 
-    def add(self, group: RewriteGroup, built: BuildResult, run_id: str) -> None:
-        """Count one rewrite, without files that an earlier pass of this run wrote."""
-        old_files = _older_files(group, run_id)
-        old_bytes = sum(file.bytes for file in old_files)
+    def add(self, group: RewriteGroup, built: BuildResult, older: Sequence[DataFile]) -> None:
+        """Count one rewrite. `older` are the files of the group that existed before this run."""
+        old_bytes = sum(file.bytes for file in older)
         self.days.add(group.day)
-        self.files_in += len(old_files)
-        self.files_out += len(built.files) - (len(group.files) - len(old_files))
+        self.files_in += len(older)
+        self.files_out += len(built.files) - (len(group.files) - len(older))
         self.bytes_in += old_bytes
         self.bytes_out += sum(file.bytes for file in built.files) - (group.bytes - old_bytes)
-
-
-def _older_files(group: RewriteGroup, run_id: str) -> list[DataFile]:
-    """Return the files that existed before this run."""
-    return [file for file in group.files if not file.path.name.startswith(run_id)]
 
 
 def _balance(built: BuildResult) -> RewriteBalance:
     (found,) = built.reports
     assert isinstance(found, RewriteBalance)
     return found
-
-
-def _shared_failure(results: Iterable[BuildResult | BuildFailure]) -> str | None:
-    """Return the reason if every rewrite failed for lack of resources: a full disk, workers that do not start."""
-    failures = [result if isinstance(result, BuildFailure) else None for result in results]
-    if all(failure is not None and failure.is_environmental for failure in failures):
-        return failures[0].reason if failures[0] else None
-    return None
 
 
 @dataclass(frozen=True)
@@ -296,8 +278,6 @@ class DeduplicatingTask:
 
 @dataclass(frozen=True)
 class SequenceFilter:
-    """Leaves out the rows with these sequences."""
-
     seqs: tuple[int, ...]
 
     def select(self, rows: pa.Table) -> Any:
@@ -308,18 +288,15 @@ def find_later_duplicates(dataset: Dataset, paths: Sequence[Path], own_gateway: 
     """Return the sequences of all duplicates in the files except the lowest of each key."""
     keyed = pa.concat_tables([_read_keys(dataset, path, own_gateway) for path in paths])
     with_key = keyed.filter(pc.is_valid(keyed.column(_KEY)))
-    counts = with_key.group_by([_KEY, _GATEWAY_KEY], use_threads=False).aggregate([(SEQ, "count")])
+    counts = with_key.group_by([_KEY, _GATEWAY_KEY], use_threads=False).aggregate([(SEQ, "count"), (SEQ, "min")])
     repeated = counts.filter(pc.greater(counts.column(f"{SEQ}_count"), 1))
     if not repeated.num_rows:
         return ()
+    lowest = {(row[_KEY], row[_GATEWAY_KEY]): row[f"{SEQ}_min"] for row in repeated.to_pylist()}
     candidates = with_key.filter(
         pc.is_in(with_key.column(_KEY), value_set=repeated.column(_KEY).combine_chunks())
     ).to_pylist()
-    lowest: dict[tuple[str, str | None], int] = {}
-    for row in candidates:
-        key = (row[_KEY], row[_GATEWAY_KEY])
-        lowest[key] = min(row[SEQ], lowest.get(key, row[SEQ]))
-    later = [row[SEQ] for row in candidates if row[SEQ] != lowest[row[_KEY], row[_GATEWAY_KEY]]]
+    later = [row[SEQ] for row in candidates if row[SEQ] > lowest.get((row[_KEY], row[_GATEWAY_KEY]), row[SEQ])]
     # Rows are left out by sequence, so a row that shares its sequence with another has to stay.
     occurrences = Counter(
         keyed.filter(pc.is_in(keyed.column(SEQ), value_set=pa.array(later, pa.int64())))[SEQ].to_pylist()

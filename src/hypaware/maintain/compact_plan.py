@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
+from typing import TypeVar
 
 from hypaware.iceberg.metadata import DataFile
 from hypaware.lake import TARGET_FILE_BYTES
@@ -26,6 +27,7 @@ _BATCH_BYTES = 256 << 20
 _BATCH_FILES = 2_000
 _BATCH_TASKS = 16
 PartitionKey = tuple[str, date]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -77,31 +79,37 @@ def plan_compaction(
         small = [file for file in files_of_partition if file not in tail and file.bytes < target * 3 // 4]
         chosen: list[RewriteGroup] = []
         if len(small) >= (_COLD_FROM if tail.isdisjoint(files_of_partition) else _HOT_FROM):
-            pieces = [RewriteGroup(source, day, files_) for files_ in _split_by_size(small)]
+            pieces = _split_partition(source, day, small)
             chosen = [piece for piece in pieces if _is_worthwhile(piece, force, target)]
         if uncovered := required.difference(*(group.files for group in chosen)):
-            chosen += [RewriteGroup(source, day, group) for group in _split_by_size(uncovered)]
+            chosen += _split_partition(source, day, uncovered)
         if chosen:
             found.append(chosen)
     found.sort(key=lambda chosen: (-sum(len(group.files) for group in chosen), chosen[0].source, chosen[0].day))
     return [group for chosen in found for group in chosen]
 
 
-def batch_groups(groups: Sequence[RewriteGroup]) -> Iterator[list[RewriteGroup]]:
+def batch_groups(groups: Iterable[RewriteGroup]) -> Iterator[list[RewriteGroup]]:
     """Yield the groups in order, in batches that may be rewritten and committed together."""
-    batch: list[RewriteGroup] = []
-    bytes_ = files = 0
-    for group in groups:
-        is_full = (
-            bytes_ + group.bytes > _BATCH_BYTES or files + len(group.files) > _BATCH_FILES or len(batch) == _BATCH_TASKS
-        )
-        if batch and is_full:
-            yield batch
-            batch, bytes_, files = [], 0, 0
-        batch.append(group)
-        bytes_, files = bytes_ + group.bytes, files + len(group.files)
-    if batch:
-        yield batch
+    limits = (_BATCH_BYTES, _BATCH_FILES, _BATCH_TASKS)
+    return split_by_weight(groups, limits, lambda group: (group.bytes, len(group.files), 1))
+
+
+def split_by_weight(
+    items: Iterable[Item], limits: Sequence[int], weigh: Callable[[Item], Sequence[int]]
+) -> Iterator[list[Item]]:
+    """Split the items, in order, into lists whose weights add up to at most the limits. A heavier item is alone."""
+    group: list[Item] = []
+    totals = [0] * len(limits)
+    for item in items:
+        weights = weigh(item)
+        totals = [total + weight for total, weight in zip(totals, weights, strict=True)]
+        if group and any(total > limit for total, limit in zip(totals, limits, strict=True)):
+            yield group
+            group, totals = [], list(weights)
+        group.append(item)
+    if group:
+        yield group
 
 
 def count_partitions(groups: Iterable[RewriteGroup]) -> int:
@@ -122,18 +130,11 @@ def _tail(files: Iterable[DataFile]) -> set[DataFile]:
     return {file for newest in by_source.values() for file in newest}
 
 
-def _split_by_size(files: Iterable[DataFile]) -> Iterator[tuple[DataFile, ...]]:
+def _split_partition(source: str, day: date, files: Iterable[DataFile]) -> list[RewriteGroup]:
     """Split the files, in sequence order, into groups that one task can read."""
-    group: list[DataFile] = []
-    bytes_ = rows = 0
-    for file in sorted(files, key=lambda file: (file.min_seq or 0, file.max_seq or 0, file.location)):
-        if group and (bytes_ + file.bytes > _TASK_BYTES or rows + file.rows > _TASK_ROWS):
-            yield tuple(group)
-            group, bytes_, rows = [], 0, 0
-        group.append(file)
-        bytes_, rows = bytes_ + file.bytes, rows + file.rows
-    if group:
-        yield tuple(group)
+    in_order = sorted(files, key=lambda file: (file.min_seq or 0, file.max_seq or 0, file.location))
+    groups = split_by_weight(in_order, (_TASK_BYTES, _TASK_ROWS), lambda file: (file.bytes, file.rows))
+    return [RewriteGroup(source, day, tuple(group)) for group in groups]
 
 
 def _is_worthwhile(group: RewriteGroup, force: bool, target: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,16 +15,15 @@ from hypaware.home import Home
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import DataFile, TableMetadata
 from hypaware.lake import locks
-from hypaware.maintain.compact_plan import RewriteGroup, batch_groups
 from hypaware.model.datasets import Dataset
 from hypaware.state.store import StateStore
 
 if TYPE_CHECKING:
     from hypaware.lake.parquet import BuiltFile
-    from hypaware.lake.table import LakeBackend, LakeTable, TableChange
+    from hypaware.lake.table import LakeBackend, LakeTable
 
 
-def _ignore(*_: object) -> None:
+def ignore(*_: object) -> None:
     return None
 
 
@@ -33,9 +31,8 @@ def _ignore(*_: object) -> None:
 class DryRunEffects:
     """The effects of a dry run so far. The next step starts from them, as it would in a real run.
 
-    The set of removed files is exact. The number of added files is exact as long as the files of one group fit into one
-    file; beyond that it is estimated from their sizes, as in the plan. Rewritten files count with their old size,
-    because the new size is known only after writing.
+    The removed files are exact. The number of added files is estimated from their sizes, as in the plan. Rewritten
+    files count with their old size, because the new size is known only after writing.
     """
 
     removed: set[DataFile] = field(default_factory=set)
@@ -44,25 +41,13 @@ class DryRunEffects:
     snapshots: int = 0
     """Snapshots that the commits would create."""
 
-    def remove(self, files: Sequence[DataFile]) -> None:
-        self.removed.update(files)
-        self.snapshots += bool(files)
-
-    def rewrite(self, groups: Sequence[RewriteGroup]) -> None:
-        for group in groups:
-            self.removed.update(group.files)
-            self.files_added += group.files_after()
-            self.bytes_added += group.bytes
-        self.snapshots += sum(1 for _ in batch_groups(groups))
-
     def remaining(self, files: Iterable[DataFile]) -> list[DataFile]:
         return [file for file in files if file not in self.removed] if self.removed else list(files)
 
 
 @dataclass(frozen=True)
 class MaintenanceContext:
-    """What a maintenance step works on. The caller holds `locks.maintenance_lock`; the commit lock is held only to
-    commit."""
+    """What a step works on. The caller holds `locks.maintenance_lock`; the commit lock is held only to commit."""
 
     home: Home
     config: Config
@@ -75,13 +60,12 @@ class MaintenanceContext:
     dry_run: bool = False
     deadline: float | None = None
     """`time.monotonic()` after which no new work starts; started work is finished."""
-    progress: Callable[[str, int, int], None] = _ignore
-    note: Callable[[str], None] = _ignore
-    check_cancelled: Callable[[], None] = _ignore
+    progress: Callable[[str, int, int], None] = ignore
+    note: Callable[[str], None] = ignore
+    check_cancelled: Callable[[], None] = ignore
     id: str = field(default_factory=lambda: f"keep-{secrets.token_hex(8)}")
     """Prefix of the names of files that this run writes."""
     effects: DryRunEffects = field(default_factory=DryRunEffects)
-    """The effects of a dry run so far."""
 
     @property
     def out_of_time(self) -> bool:
@@ -89,7 +73,6 @@ class MaintenanceContext:
 
     @property
     def table_metadata(self) -> TableMetadata:
-        """The table's current metadata, read from disk."""
         entry = metadata.find_table(self.home, self.dataset.name)
         assert entry is not None
         return metadata.read_metadata(entry.metadata)
@@ -103,17 +86,6 @@ class MaintenanceContext:
         with locks.commit_lock(self.dataset.name, self.check_cancelled):
             fsync.fsync_commit(self.home, self.dataset.name)
             yield self.lake.table(self.dataset)
-
-    def commit(self, change: TableChange, on_commit: Callable[[], None] = _ignore) -> None:
-        """Commit a change and make it durable; call `on_commit` in between.
-
-        Raise NotCommitted if the commit certainly did not happen. Cancelled, raised while waiting for the lock, means
-        the same.
-        """
-        with self.lock_table() as table:
-            table.replace_files(change)
-            on_commit()
-            fsync.fsync_commit(self.home, self.dataset.name)
 
 
 def discard_files(files: Sequence[BuiltFile]) -> None:
@@ -154,43 +126,19 @@ class MaintenanceReport:
     errors: list[str] = field(default_factory=list)
     """Steps that failed; the other steps were run."""
 
-    def set_before(self, files: list[DataFile]) -> None:
-        self.files_before, self.bytes_before = len(files), sum(file.bytes for file in files)
-
-    def set_after(self, files: list[DataFile], added: int = 0, added_bytes: int = 0) -> None:
-        """Set the figures after the run; in a dry run, of the remaining files plus those that would be added."""
-        self.files_after = len(files) + added
-        self.bytes_after = sum(file.bytes for file in files) + added_bytes
-
-    def add_dropped(self, files: Iterable[DataFile]) -> None:
-        for (source, day), members in _by_partition(files):
-            rows = sum(file.rows for file in members)
-            self.dropped.append({**_partition(source, day, members), "rows": rows})
-
-    def add_rewritten(self, files: Iterable[DataFile]) -> None:
-        """Count the files by partition; files of a partition counted before are added to its entry."""
-        by_partition = {(each["source"], each["day"]): each for each in self.rewritten}
-        for (source, day), members in _by_partition(files):
-            entry = _partition(source, day, members)
-            if (previous := by_partition.get((entry["source"], entry["day"]))) is None:
-                self.rewritten.append(entry)
-            else:
-                previous["files"] += entry["files"]
-                previous["bytes"] += entry["bytes"]
-        self.rewritten.sort(key=lambda each: (each["source"], each["day"]))
-
     def as_json(self) -> dict[str, Any]:
         document = asdict(self)
         reasons = document.pop("reasons")
         return {**document, "reason": "; ".join(reasons) or "nothing to do"}
 
 
-def _by_partition(files: Iterable[DataFile]) -> list[tuple[tuple[str, str], list[DataFile]]]:
-    partitions: defaultdict[tuple[str, str], list[DataFile]] = defaultdict(list)
+def count_by_partition(counted: list[dict[str, Any]], files: Iterable[DataFile], *sums: str) -> None:
+    """Add the files to the entry of their partition, with the sums of some attributes."""
+    entries = {(each["source"], each["day"]): each for each in counted}
     for file in files:
-        partitions[file.source, str(file.day)].append(file)
-    return sorted(partitions.items())
-
-
-def _partition(source: str, day: str, files: Sequence[DataFile]) -> dict[str, Any]:
-    return {"source": source, "day": day, "files": len(files), "bytes": sum(file.bytes for file in files)}
+        empty = {"source": file.source, "day": str(file.day), "files": 0, **dict.fromkeys(sums, 0)}
+        entry = entries.setdefault((file.source, str(file.day)), empty)
+        entry["files"] += 1
+        for name in sums:
+            entry[name] += getattr(file, name)
+    counted[:] = [entries[key] for key in sorted(entries)]

@@ -3,11 +3,10 @@
 No row is removed. The caller holds the maintenance lock. While files are removed no other job changes the table, and
 its current metadata is durable before the first file is removed.
 
-Orphans are files of a table that nothing references, left by killed jobs or by an incomplete expiry. Referenced are the
-manifest lists, manifests and data files of every snapshot in the table's metadata, the earlier metadata files of its
-log, and the files that the previous metadata needs if a power cut makes it current again (`iceberg/fsync`). Files of an
-unfinished flush belong to recovery. Directories of earlier generations are removed as a whole once no reader can be
-using them.
+Orphans are files of a table that nothing references, left by killed jobs or by an incomplete expiry. References are
+those of every snapshot, of the metadata log, and of the previous metadata, which a power cut may make current again
+(`iceberg/fsync`). Files of an unfinished flush belong to recovery. Directories of earlier generations are removed as a
+whole once no reader can be using them.
 
 @ref keeping#expiry
 """
@@ -17,7 +16,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import CatalogEntry, TableMetadata, TableSnapshot
 from hypaware.lake import health, locks, snapshots
 from hypaware.lake.table import LakeTable
-from hypaware.maintain import generation
+from hypaware.maintain import rebuild
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
 from hypaware.state import flushes
 from hypaware.text import format_count
@@ -46,22 +45,40 @@ _after_commit = faults.crash_point(
 
 
 def expire_dataset(context: MaintenanceContext, report: MaintenanceReport) -> None:
-    """Expire old snapshots and remove orphaned files."""
+    home, name = context.home, context.dataset.name
     with context.store.reading() as connection:
-        recorded = flushes.highest_recorded_sequence(connection, context.dataset.name)
+        recorded = flushes.highest_recorded_sequence(connection, name)
     # Files left by a rollback look like orphans, but may be the only copy of their rows.
-    health.check_floor(context.home, context.dataset.name, recorded)
-    if context.dry_run:
-        with locks.commit_lock(context.dataset.name, context.check_cancelled):
-            horizon = snapshots.expiry_horizon(context.table_metadata, context.force, coming=context.effects.snapshots)
-            expired = len(snapshots.list_expirable(context.table_metadata, horizon))
-            orphaned = _find_dataset_orphans(context)
-    else:
-        with context.lock_table() as table:
-            generation.clear_unfinished(context.home, context.dataset.name)
-            expired = _expire_snapshots(context, table)
-            orphaned = _find_dataset_orphans(context)
-            remove_orphans(orphaned)
+    health.check_floor(home, name, recorded)
+    lock: AbstractContextManager[LakeTable | None] = (
+        locks.commit_lock(name, context.check_cancelled) if context.dry_run else context.lock_table()
+    )
+    with lock as table:
+        if table is not None:
+            rebuild.clear_unfinished(home, name)
+        horizon = snapshots.expiry_horizon(context.table_metadata, context.force, coming=context.effects.snapshots)
+        expired = len(snapshots.list_expirable(context.table_metadata, horizon))
+        if table is not None and expired:
+            _before_commit()
+            expired = table.expire(horizon)
+            _after_commit()
+            fsync.fsync_commit(home, name)
+        entry = metadata.find_table(home, name)
+        assert entry is not None
+        with context.store.reading() as connection:
+            unfinished = [flush.id for flush in flushes.unfinished_flushes(connection, name)]
+        before = snapshots.expiry_horizon(context.table_metadata, context.force)
+        orphaned = find_orphans(home, entry, unfinished, before)
+        if table is not None and orphaned:
+            _before_unlink()
+            for path in orphaned.files:
+                path.unlink(missing_ok=True)
+            for folder in sorted({path.parent for path in orphaned.files}):
+                durable_files.fsync_dir(folder)
+            for folder in orphaned.folders:
+                shutil.rmtree(folder)
+                durable_files.fsync_dir(folder.parent)
+            _after_unlink()
     report.snapshots_expired += expired
     report.orphans_removed += orphaned.count
     report.orphan_bytes += orphaned.bytes
@@ -71,27 +88,6 @@ def expire_dataset(context: MaintenanceContext, report: MaintenanceReport) -> No
     if orphaned:
         removed = f"{would}remove{'' if would else 'd'} {format_count(orphaned.count, 'unreferenced file')}"
         report.reasons.append(f"{removed}, {orphaned.bytes / 1e6:,.1f} MB")
-
-
-def _expire_snapshots(context: MaintenanceContext, table: LakeTable) -> int:
-    horizon = snapshots.expiry_horizon(context.table_metadata, context.force)
-    if not snapshots.list_expirable(context.table_metadata, horizon):
-        return 0
-    _before_commit()
-    count = table.expire(horizon)
-    _after_commit()
-    fsync.fsync_commit(context.home, context.dataset.name)
-    return count
-
-
-def _find_dataset_orphans(context: MaintenanceContext) -> Orphans:
-    entry = metadata.find_table(context.home, context.dataset.name)
-    assert entry is not None
-    with context.store.reading() as connection:
-        unfinished = [flush.id for flush in flushes.unfinished_flushes(connection, context.dataset.name)]
-    return find_orphans(
-        context.home, entry, unfinished, before=snapshots.expiry_horizon(context.table_metadata, context.force)
-    )
 
 
 @dataclass
@@ -123,8 +119,8 @@ def find_orphans(home: Home, entry: CatalogEntry, unfinished: Collection[str], b
         if _is_orphan(path, referenced, unfinished):
             found.files.append(path)
             found.count, found.bytes = found.count + 1, found.bytes + size
-    for folder in generation.find_abandoned(home, entry.name):
-        if _last_modified(folder) < before:
+    for folder in rebuild.find_abandoned(home, entry.name):
+        if max(path.lstat().st_mtime for path in (folder, *folder.rglob("*"))) < before:
             found.folders.append(folder)
             sizes = [size for _, size in _list_files(folder)]
             found.count, found.bytes = found.count + len(sizes), found.bytes + sum(sizes)
@@ -148,10 +144,8 @@ def _referenced(entry: CatalogEntry) -> tuple[set[Path], set[Path]]:
                 _add_referenced(referenced, before, current)
     except Exception as error:
         # Damaged JSON and Avro raise many kinds of errors. Without a full list of references nothing is an orphan.
-        raise LakeError(
-            f"table {entry.name}: cannot read its metadata, no orphan was removed: {error}",
-            kind="lake_damaged",
-        ) from error
+        message = f"table {entry.name}: cannot read its metadata, no orphan was removed: {error}"
+        raise LakeError(message, kind="lake_damaged") from error
     return referenced, live
 
 
@@ -181,24 +175,3 @@ def _list_files(folder: Path) -> Iterator[tuple[Path, int]]:
             path = Path(parent, name)
             with suppress(FileNotFoundError):
                 yield path, path.lstat().st_size
-
-
-def _last_modified(folder: Path) -> float:
-    newest = folder.lstat().st_mtime
-    for parent, folders, names in os.walk(folder):
-        newest = max([newest, *(Path(parent, name).lstat().st_mtime for name in (*folders, *names))])
-    return newest
-
-
-def remove_orphans(orphans: Orphans) -> None:
-    if not orphans:
-        return
-    _before_unlink()
-    for path in orphans.files:
-        path.unlink(missing_ok=True)
-    for folder in sorted({path.parent for path in orphans.files}):
-        durable_files.fsync_dir(folder)
-    for folder in orphans.folders:
-        shutil.rmtree(folder)
-        durable_files.fsync_dir(folder.parent)
-    _after_unlink()

@@ -21,7 +21,7 @@ from hypaware.iceberg import fsync
 from hypaware.iceberg.metadata import DataFile
 from hypaware.lake import locks
 from hypaware.lake.spark_table import SparkLake, list_stored_datasets
-from hypaware.maintain import compact, expire, generation, rebuild, retention
+from hypaware.maintain import compact, expire, rebuild, retention
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
@@ -45,9 +45,8 @@ def run_maintenance(context: JobContext, args: dict[str, Any], now: datetime | N
     opened = open_home(context.home)
     with closing(opened.store):
         for dataset in wanted:
-            if dataset not in present and not (
-                args.get("rebuild") and generation.table_folders(context.home, dataset.name)
-            ):
+            has_files = args.get("rebuild") and rebuild.table_folders(context.home, dataset.name)
+            if dataset not in present and not has_files:
                 continue
             maintenance = MaintenanceContext(
                 context.home,
@@ -59,24 +58,42 @@ def run_maintenance(context: JobContext, args: dict[str, Any], now: datetime | N
                 force=bool(args.get("force")),
                 dry_run=bool(args.get("dry_run")),
                 deadline=deadline,
-                progress=lambda message, done, total: context.progress(message, done, total),
+                progress=context.progress,
                 note=context.note,
                 check_cancelled=context.check_cancelled,
             )
-            report = MaintenanceReport(dataset.name)
-            run_steps(maintenance, _steps(args), report)
-            reports.append(report.as_json())
+            reports.append(run_steps(maintenance, _steps(args)))
     return {"datasets": reports}
+
+
+def dry_run_report(
+    home: Home,
+    config: Config,
+    store: StateStore,
+    wanted: Sequence[Dataset],
+    args: dict[str, Any],
+    now: datetime,
+    note: Callable[[str], None],
+) -> dict[str, Any]:
+    """Run the steps dry for datasets that have a table and return the report; `args` as in the job."""
+    force = bool(args.get("force"))
+    contexts = [
+        MaintenanceContext(home, config, store, _NoLake(), dataset, now, force=force, dry_run=True, note=note)
+        for dataset in wanted
+    ]
+    return {"datasets": [run_steps(context, _steps(args)) for context in contexts]}
 
 
 def _steps(args: dict[str, Any]) -> tuple[Any, ...]:
     return (rebuild.rebuild_dataset,) if args.get("rebuild") else STEPS[args.get("only")]
 
 
-def run_steps(context: MaintenanceContext, steps: tuple[Any, ...], report: MaintenanceReport) -> None:
-    """Run the steps; a failed step is reported and the next one runs."""
+def run_steps(context: MaintenanceContext, steps: tuple[Any, ...]) -> dict[str, Any]:
+    """Run the steps and return the report; a failed step is reported and the next one runs."""
+    report, effects = MaintenanceReport(context.dataset.name), context.effects
     with locks.maintenance_lock(context.dataset.name, context.check_cancelled):
-        report.set_before(_readable_files(context))
+        files = _readable_files(context)
+        report.files_before, report.bytes_before = len(files), sum(file.bytes for file in files)
         try:
             if rebuild.rebuild_dataset not in steps:
                 # No other step may touch a table whose contents are unknown.
@@ -91,8 +108,10 @@ def run_steps(context: MaintenanceContext, steps: tuple[Any, ...], report: Maint
                 raise
             except HypError as error:
                 report.errors.append(error.message)
-        effects = context.effects
-        report.set_after(effects.remaining(_readable_files(context)), effects.files_added, effects.bytes_added)
+        files = effects.remaining(_readable_files(context))
+        report.files_after = len(files) + effects.files_added
+        report.bytes_after = sum(file.bytes for file in files) + effects.bytes_added
+    return report.as_json()
 
 
 def _readable_files(context: MaintenanceContext) -> list[DataFile]:
@@ -101,27 +120,6 @@ def _readable_files(context: MaintenanceContext) -> list[DataFile]:
         return context.files()
     except Exception:
         return []
-
-
-def dry_run_report(
-    home: Home,
-    config: Config,
-    store: StateStore,
-    wanted: Sequence[Dataset],
-    args: dict[str, Any],
-    now: datetime,
-    note: Callable[[str], None],
-) -> dict[str, Any]:
-    """Run the steps dry for datasets that have a table and return the report; `args` as in the job."""
-    reports = []
-    for dataset in wanted:
-        report = MaintenanceReport(dataset.name)
-        context = MaintenanceContext(
-            home, config, store, _NoLake(), dataset, now, force=bool(args.get("force")), dry_run=True, note=note
-        )
-        run_steps(context, _steps(args), report)
-        reports.append(report.as_json())
-    return {"datasets": reports}
 
 
 class _NoLake:

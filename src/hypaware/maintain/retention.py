@@ -1,10 +1,8 @@
 """Retention: remove days older than configured from the table by metadata alone; no data file is read or written.
 
 One commit removes all due days of a dataset and sets the table property `hyp.retained-from`, the first day kept. That
-day only advances, and imports never bring back older rows. The plan is made again under the lock in which it is
-committed, so that a user's change (`hyp export resend`) during the wait is respected. Days that are dropped undelivered
-are recorded in the state before they are dropped. A record without a completed drop is resolved by looking at the
-table's files.
+day only advances, and imports never bring back older rows. Days that are dropped undelivered are recorded in the state
+before they are dropped. A record without a completed drop is resolved by looking at the table's files.
 
 @ref keeping#retention
 """
@@ -13,26 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hypaware import faults, telemetry
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import RETAINED_FROM_PROPERTY
 from hypaware.lake.table import TableChange
 from hypaware.maintain import retention_plan
-from hypaware.maintain.retention_plan import (
-    RetentionPlan,
-    describe_drop,
-    describe_expiring,
-    describe_holds,
-    describe_undelivered_drop,
-)
+from hypaware.maintain.context import MaintenanceContext, MaintenanceReport, count_by_partition
+from hypaware.maintain.retention_plan import RetentionPlan
 from hypaware.state import retention
 from hypaware.state.retention import RetentionHold
 from hypaware.text import format_count
-
-if TYPE_CHECKING:
-    from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
 
 _before_commit = faults.crash_point(
     "maintain.retain.before-commit", "due days are still in the table, undelivered ones are recorded"
@@ -43,13 +32,9 @@ _after_commit = faults.crash_point(
 
 
 def apply_retention(context: MaintenanceContext, report: MaintenanceReport) -> None:
-    """Drop the days that are due and report held ones."""
+    name, dry_run = context.dataset.name, context.dry_run
     with telemetry.span(
-        "maintain.retain",
-        component="maintain",
-        operation="retain",
-        hyp_dataset=context.dataset.name,
-        dry_run=context.dry_run,
+        "maintain.retain", component="maintain", operation="retain", hyp_dataset=name, dry_run=dry_run
     ) as span:
         if warning := retention_plan.clock_warning(context.home, context.store, context.dataset, context.now):
             report.reasons.append(warning)
@@ -60,7 +45,8 @@ def apply_retention(context: MaintenanceContext, report: MaintenanceReport) -> N
             _resolve_drops(context)
         plan = _plan(context)
         if context.dry_run:
-            context.effects.remove(plan.to_drop)
+            context.effects.removed.update(plan.to_drop)
+            context.effects.snapshots += bool(plan.to_drop)
         else:
             plan = _retain(context, report, plan)
         _report(context, report, plan)
@@ -83,9 +69,11 @@ def _retain(context: MaintenanceContext, report: MaintenanceReport, plan: Retent
         report.reasons.append(f"{format_count(plan.rows_to_drop, 'row')} due to be dropped, but the time was up")
         return replace(plan, droppable=(), overdue=())
     with context.lock_table() as table:
+        # Made again, to respect what the user changed during the wait (`hyp export resend`).
         plan = _plan(context)
         _save_holds(context, plan.known_holds, plan.holds)
-        _announce(context, plan)
+        if plan.overdue:
+            _announce(context, plan)
         _before_commit()
         properties = {RETAINED_FROM_PROPERTY: str(plan.first_day)} if plan.advances else {}
         if plan.to_drop or properties:
@@ -99,8 +87,6 @@ def _retain(context: MaintenanceContext, report: MaintenanceReport, plan: Retent
 
 def _announce(context: MaintenanceContext, plan: RetentionPlan) -> None:
     """Record days that are dropped undelivered, and warn about them."""
-    if not plan.overdue:
-        return
     drops = retention_plan.list_undelivered_drops(context.dataset.name, plan.overdue, context.now)
     with context.store.transaction() as connection:
         retention.announce_drops(connection, drops)
@@ -114,7 +100,7 @@ def _announce(context: MaintenanceContext, plan: RetentionPlan) -> None:
             row_count=drop.rows,
             sinks=",".join(drop.sinks),
         )
-    context.note(describe_undelivered_drop(context.dataset.name, plan.overdue))
+    context.note(retention_plan.describe_undelivered_drop(context.dataset.name, plan.overdue))
 
 
 def _resolve_drops(context: MaintenanceContext) -> None:
@@ -125,9 +111,8 @@ def _resolve_drops(context: MaintenanceContext) -> None:
         files = list(metadata.iter_live_files(context.table_metadata))
         still_present = [drop for drop in open_drops if retention_plan.is_drop_outstanding(drop, files)]
         with context.store.transaction() as connection:
-            retention.resolve_drops(
-                connection, [drop for drop in open_drops if drop not in still_present], still_present
-            )
+            landed = [drop for drop in open_drops if drop not in still_present]
+            retention.resolve_drops(connection, landed, still_present)
 
 
 def _save_holds(
@@ -144,13 +129,15 @@ def _report(context: MaintenanceContext, report: MaintenanceReport, plan: Retent
     report.rows_held += plan.rows_held
     report.rows_without_time = plan.rows_without_time
     report.held += [held.as_json() for held in plan.held]
-    report.add_dropped(plan.to_drop)
+    count_by_partition(report.dropped, plan.to_drop, "bytes", "rows")
     if plan.to_drop:
-        days = len({file.day for file in plan.to_drop})
-        report.reasons.append(describe_drop(plan.rows_to_drop, days, plan.first_day, dry_run=context.dry_run))
+        verb = "would drop" if context.dry_run else "dropped"
+        rows = format_count(plan.rows_to_drop, "row")
+        days = format_count(len({file.day for file in plan.to_drop}), "day")
+        report.reasons.append(f"{verb} {rows} of {days} before {plan.first_day}")
     if plan.overdue and context.dry_run:
-        context.note(describe_undelivered_drop(context.dataset.name, plan.overdue, dry_run=True))
+        context.note(retention_plan.describe_undelivered_drop(context.dataset.name, plan.overdue, dry_run=True))
     if plan.held:
-        report.reasons.append(describe_holds(plan.held))
-    for warning in describe_expiring(context.dataset.name, plan.expiring_soon(context.now)):
+        report.reasons.append(retention_plan.describe_holds(plan.held))
+    for warning in retention_plan.describe_expiring(context.dataset.name, plan, context.now):
         context.note(warning)

@@ -1,9 +1,8 @@
 """The retention plan of a dataset: which rows to drop and which to hold for a sink, from metadata, config and state.
 
-A (source, day) is due when it is older than the first day kept. Files of a due day that no sink needs are dropped. The
-others are held from the day on which retention first found them due, and are dropped undelivered after
-`retention.max_hold_days`. So no row is dropped undelivered without a warning period, however old its day was when it
-arrived or when retention was turned on.
+Files of a day before the first day kept that no sink needs are dropped. The others are held from the day on which
+retention first found them due, and are dropped undelivered after `retention.max_hold_days`. So no row is dropped
+undelivered without a warning period, however old its day was when it arrived or when retention was turned on.
 
 A sink has received the rows up to its stream's watermark. Nothing counts as received if there is no stream yet, if the
 stream belongs to another destination than the config names, or if the destination is unknown. Rows with a dead letter
@@ -34,8 +33,6 @@ from hypaware.text import format_count
 if TYPE_CHECKING:
     from hypaware.state.store import StateStore
 
-SequenceRange = tuple[int, int]
-"""Sequences (after, last]."""
 _WARN_DAYS = 7
 # Flushes continue while a job waits for the lock; that does not mean that the clock went back.
 _CLOCK_TOLERANCE = timedelta(hours=1)
@@ -82,6 +79,7 @@ class RetentionPlan:
     """The holds in the state."""
     rows_without_time: int = 0
     warn_days: int = 0
+    """A hold is announced this many days before it ends."""
 
     @property
     def to_drop(self) -> list[DataFile]:
@@ -99,11 +97,6 @@ class RetentionPlan:
     def holds(self) -> list[RetentionHold]:
         """The holds that the state should have until the overdue files are dropped."""
         return sorted(held.hold for held in (*self.held, *self.overdue))
-
-    def expiring_soon(self, now: datetime) -> list[HeldDay]:
-        """Return the holds that end soon, to warn about them."""
-        today = now.astimezone(UTC).date()
-        return [held for held in self.held if (held.until - today).days <= self.warn_days]
 
 
 def plan_retention(home: Home, config: Config, store: StateStore, dataset: Dataset, now: datetime) -> RetentionPlan:
@@ -124,14 +117,14 @@ def plan_retention(home: Home, config: Config, store: StateStore, dataset: Datas
         # Recovery must find the rows of an unfinished flush to know that it was committed.
         due = [file for file in due if file.max_seq is not None and file.max_seq <= unfinished_after]
     deliveries = find_pending_deliveries(home, config, store, dataset.name)
-    needed = [(file, sinks) for file in due if (sinks := deliveries.sinks_for(file))]
+    needed = {file: sinks for file in due if (sinks := deliveries.sinks_for(file))}
     today, max_days = now.astimezone(UTC).date(), config.retention.max_hold_days
     held = _group_by_hold(needed, known_holds, today, max_days)
     retained_from = table.properties.get(RETAINED_FROM_PROPERTY)
     return RetentionPlan(
         first_day,
         retained_from is None or date.fromisoformat(retained_from) < first_day,
-        tuple(file for file in due if not deliveries.sinks_for(file)),
+        tuple(file for file in due if file not in needed),
         tuple(each for each in held if each.until > today),
         tuple(each for each in held if each.until <= today),
         known_holds,
@@ -166,28 +159,25 @@ class PendingDeliveries:
     """The sinks that rows are held for."""
     delivered_to: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """For each (sink, source), the sequence up to which everything was delivered; 0 if unknown."""
-    dead_letter_ranges: Mapping[tuple[str, str], list[SequenceRange]] = field(default_factory=dict)
+    dead_letters: Mapping[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
+    """For each (sink, source), the ranges (after, last] of its dead letters."""
 
     def sinks_for(self, file: DataFile) -> tuple[str, ...]:
         """Return the sinks that need, or may need, a row of the file."""
-        return tuple(sink for sink in self.sinks if self._needs(sink, file))
-
-    def _needs(self, sink: str, file: DataFile) -> bool:
         lowest, highest = file.min_seq, file.max_seq
         if lowest is None or highest is None or file.sequenced < file.rows:
-            return True
-        if highest > self.delivered_to.get((sink, file.source), 0):
-            return True
-        return any(
-            after < highest and lowest <= last for after, last in self.dead_letter_ranges.get((sink, file.source), ())
+            return self.sinks
+        return tuple(
+            sink
+            for sink in self.sinks
+            if highest > self.delivered_to.get((sink, file.source), 0)
+            or any(after < highest and lowest <= last for after, last in self.dead_letters.get((sink, file.source), ()))
         )
 
 
 def find_pending_deliveries(home: Home, config: Config, store: StateStore, dataset: str) -> PendingDeliveries:
-    if not config.retention.wait_for_sinks:
-        return PendingDeliveries()
     sinks = tuple(sorted(name for name, sink in config.sinks.items() if dataset in sink.datasets))
-    if not sinks:
+    if not sinks or not config.retention.wait_for_sinks:
         return PendingDeliveries()
     # Read in this order: rows whose dead letter is recorded in between are above the watermark read before.
     delivered_to = {
@@ -195,12 +185,12 @@ def find_pending_deliveries(home: Home, config: Config, store: StateStore, datas
         for stream in read_stream_states(home, config, store, sinks)
         if stream.key.dataset == dataset
     }
-    dead_letter_ranges: dict[tuple[str, str], list[SequenceRange]] = defaultdict(list)
+    ranges: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     with store.reading() as connection:
         for letter in dead_letters.list_letters(connection):
             if letter.key.dataset == dataset:
-                dead_letter_ranges[letter.key.sink, letter.key.source].append((letter.after, letter.last))
-    return PendingDeliveries(sinks, delivered_to, dead_letter_ranges)
+                ranges[letter.key.sink, letter.key.source].append((letter.after, letter.last))
+    return PendingDeliveries(sinks, delivered_to, ranges)
 
 
 def _delivered_through(stream: StreamState) -> int:
@@ -212,52 +202,39 @@ def _delivered_through(stream: StreamState) -> int:
 
 
 def _group_by_hold(
-    needed: Sequence[tuple[DataFile, tuple[str, ...]]], known_holds: Sequence[RetentionHold], today: date, max_days: int
+    needed: Mapping[DataFile, tuple[str, ...]], known_holds: Sequence[RetentionHold], today: date, max_days: int
 ) -> list[HeldDay]:
     """Assign each file to the hold that covers its newest row, or to a new hold that begins today."""
-    by_hold: dict[tuple[str, date, date], list[tuple[DataFile, tuple[str, ...]]]] = defaultdict(list)
     holds: dict[tuple[str, date], list[RetentionHold]] = defaultdict(list)
-    for hold in known_holds:
+    for hold in sorted(known_holds, key=lambda each: each.through):
         holds[hold.source, hold.day].append(hold)
-    for file, sinks in needed:
+    by_hold: dict[tuple[str, date, date], list[DataFile]] = defaultdict(list)
+    for file in needed:
         assert file.day is not None
-        since = _hold_start(file, holds[file.source, file.day], today)
-        by_hold[file.source, file.day, since].append((file, sinks))
+        starts = (
+            min(hold.since, today)
+            for hold in holds[file.source, file.day]
+            if file.max_seq is None or file.max_seq <= hold.through
+        )
+        by_hold[file.source, file.day, next(starts, today)].append(file)
     through = {(hold.source, hold.day, hold.since): hold.through for hold in known_holds}
     found = []
-    for (source, day, since), members in sorted(by_hold.items(), key=lambda item: item[0]):
-        files = tuple(file for file, _ in members)
-        # A hold grows on its first day only: rows that arrive later have been held for a shorter time.
-        last = _last_sequence(files) if since == today else through[source, day, since]
-        found.append(
-            HeldDay(
-                RetentionHold(source, day, since, max(last, through.get((source, day, since), 0))),
-                files,
-                tuple(sorted({sink for _, sinks in members for sink in sinks})),
-                add_days(since, max_days),
-            )
-        )
+    for (source, day, since), files in sorted(by_hold.items(), key=lambda item: item[0]):
+        last = through.get((source, day, since), 0)
+        if since == today:
+            # A hold grows on its first day only: rows that arrive later have been held for a shorter time.
+            last = max(last, _last_sequence(files))
+        try:
+            until = since + timedelta(days=max_days)
+        except OverflowError:
+            until = date.max
+        sinks = tuple(sorted({sink for file in files for sink in needed[file]}))
+        found.append(HeldDay(RetentionHold(source, day, since, last), tuple(files), sinks, until))
     return found
-
-
-def _hold_start(file: DataFile, holds: Sequence[RetentionHold], today: date) -> date:
-    """Return the start of the file's hold, by its newest row: compaction may merge rows with different holds."""
-    for hold in sorted(holds, key=lambda each: each.through):
-        if file.max_seq is None or file.max_seq <= hold.through:
-            return min(hold.since, today)
-    return today
 
 
 def _last_sequence(files: Iterable[DataFile]) -> int:
     return max((file.max_seq or 0 for file in files), default=0)
-
-
-def add_days(day: date, days: int) -> date:
-    """Add days to a date, up to the last date that Python can represent."""
-    try:
-        return day + timedelta(days=days)
-    except OverflowError:
-        return date.max
 
 
 def is_retention_due(home: Home, config: Config, store: StateStore, dataset: Dataset, now: datetime) -> bool:
@@ -303,7 +280,7 @@ def retention_status(home: Home, config: Config, store: StateStore, now: datetim
         dataset = datasets.get(entry.name)
         plan = plan_retention(home, config, store, dataset, now)
         files = list(metadata.iter_cached_files(metadata.read_metadata(entry.metadata)))
-        warnings = describe_expiring(dataset.name, plan.expiring_soon(now))
+        warnings = describe_expiring(dataset.name, plan, now)
         if plan.first_day and (warning := clock_warning(home, store, dataset, now)):
             warnings.append(warning)
         with store.reading() as connection:
@@ -330,23 +307,12 @@ def list_undelivered_drops(dataset: str, overdue: Iterable[HeldDay], at: datetim
     by_day: dict[tuple[str, date], list[HeldDay]] = defaultdict(list)
     for held in overdue:
         by_day[held.hold.source, held.hold.day].append(held)
-    return [
-        RetentionDrop(
-            dataset,
-            source,
-            day,
-            at,
-            _last_sequence(file for held in members for file in held.files),
-            sum(held.rows for held in members),
-            _sinks(members),
-        )
-        for (source, day), members in sorted(by_day.items())
-    ]
-
-
-def describe_drop(rows: int, days: int, first_day: date | None, *, dry_run: bool) -> str:
-    verb = "would drop" if dry_run else "dropped"
-    return f"{verb} {format_count(rows, 'row')} of {format_count(days, 'day')} before {first_day}"
+    drops = []
+    for (source, day), members in sorted(by_day.items()):
+        last = _last_sequence(file for held in members for file in held.files)
+        rows = sum(held.rows for held in members)
+        drops.append(RetentionDrop(dataset, source, day, at, last, rows, _sinks(members)))
+    return drops
 
 
 def describe_holds(held: Sequence[HeldDay]) -> str:
@@ -355,11 +321,13 @@ def describe_holds(held: Sequence[HeldDay]) -> str:
     return f"{rows} of {days} due to be dropped, held for {', '.join(_sinks(held))}"
 
 
-def describe_expiring(dataset: str, expiring_soon: Iterable[HeldDay]) -> list[str]:
-    """Return one warning for each group of sinks and each day on which rows will be dropped."""
+def describe_expiring(dataset: str, plan: RetentionPlan, now: datetime) -> list[str]:
+    """Return one warning for each group of sinks and each day on which rows will be dropped soon."""
+    today = now.astimezone(UTC).date()
     groups: dict[tuple[tuple[str, ...], date], list[HeldDay]] = defaultdict(list)
-    for held in expiring_soon:
-        groups[held.sinks, held.until].append(held)
+    for held in plan.held:
+        if (held.until - today).days <= plan.warn_days:
+            groups[held.sinks, held.until].append(held)
     return [
         f"warning: {_describe_rows(dataset, members)} not been delivered to {', '.join(sinks)} and will be dropped on "
         f"{until}; to deliver them first, run: hyp export {' '.join(sinks)}"

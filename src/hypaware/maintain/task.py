@@ -1,6 +1,6 @@
-"""Maintain the lake periodically: compaction, retention and expiry, whenever something is due.
+"""Maintain the lake periodically: compaction, retention and expiry, whenever a dataset is due.
 
-A check reads metadata and state and calls the engine only if something is due. Maintenance waits during the quiet
+A check reads metadata and state and calls the engine only if a dataset is due. Maintenance waits during the quiet
 hours, and on battery unless the config allows it. It runs concurrently with the daemon's other tasks and is cancelled
 with them, which is safe at any moment. The server uses the same task with its own reasons to wait.
 
@@ -13,11 +13,11 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hypaware.config import Config, MaintainConfig, values
 from hypaware.engine.background import TaskClock, run_cancellable_job, run_in_thread
@@ -25,6 +25,16 @@ from hypaware.engine.jobs import Event
 from hypaware.engine.launcher import Engine
 from hypaware.errors import HypError
 from hypaware.home import Home
+from hypaware.iceberg import metadata
+from hypaware.lake import health, snapshots
+from hypaware.maintain import compact_plan, retention_plan
+from hypaware.maintain.context import MaintenanceReport
+from hypaware.model import datasets
+from hypaware.model.datasets import Dataset
+from hypaware.state.home_opener import open_home
+
+if TYPE_CHECKING:
+    from hypaware.state.store import StateStore
 
 log = logging.getLogger("hypaware.daemon")
 
@@ -37,9 +47,51 @@ _PMSET_SECONDS = 5.0
 
 
 class TaskStatus(Protocol):
-    """Receives the facts that the daemon writes into its status file."""
-
     def update(self, part: str, **facts: object) -> None: ...
+
+
+def find_due_datasets(
+    home: Home, config: Config, store: StateStore, now: datetime, only: str | None = None
+) -> list[str]:
+    """Return the datasets with work to do, limited to the step `only` as in the job `maintain`."""
+    found = []
+    for entry in metadata.list_tables(home):
+        # A table whose plugin is not installed is left alone.
+        if entry.name not in datasets.list_names():
+            continue
+        table = metadata.read_metadata(entry.metadata)
+        # A single pending settlement is enough for a compaction.
+        needs_compaction = only != "expire" and bool(
+            health.list_settlements(home, entry.name) or compact_plan.plan_compaction(metadata.iter_cached_files(table))
+        )
+        needs_expiry = only != "compact" and (
+            snapshots.is_expiry_due(table)
+            or retention_plan.is_retention_due(home, config, store, datasets.get(entry.name), now)
+        )
+        if needs_compaction or needs_expiry:
+            found.append(entry.name)
+    return found
+
+
+def idle_report(
+    home: Home, config: Config, store: StateStore, wanted: Sequence[Dataset], now: datetime, only: str | None
+) -> dict[str, Any]:
+    """Return the report of `hyp maintain` if no dataset is due. It includes rows held for a sink."""
+    reports = []
+    for dataset in wanted:
+        entry = metadata.find_table(home, dataset.name)
+        assert entry is not None
+        files = list(metadata.iter_cached_files(metadata.read_metadata(entry.metadata)))
+        size = sum(file.bytes for file in files)
+        report = MaintenanceReport(dataset.name, len(files), len(files), size, size)
+        plan = retention_plan.plan_retention(home, config, store, dataset, now)
+        if only != "compact" and plan.held:
+            report.rows_held = plan.rows_held
+            report.held = [held.as_json() for held in plan.held]
+            report.reasons.append(retention_plan.describe_holds(plan.held))
+        report.rows_without_time = plan.rows_without_time
+        reports.append(report.as_json())
+    return {"datasets": reports}
 
 
 def is_on_battery() -> bool | None:
@@ -48,32 +100,21 @@ def is_on_battery() -> bool | None:
         if sys.platform == "darwin":
             command = ["pmset", "-g", "batt"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=_PMSET_SECONDS, check=True)
-            return _parse_pmset(done.stdout)
-        return _read_supplies(_SUPPLIES)
+            first, _, _ = done.stdout.partition("\n")
+            if "'Battery Power'" in first:
+                return True
+            return False if "'AC Power'" in first else None
+        supplies = sorted(_SUPPLIES.iterdir())
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _parse_pmset(text: str) -> bool | None:
-    first, _, _ = text.partition("\n")
-    if "'Battery Power'" in first:
-        return True
-    return False if "'AC Power'" in first else None
-
-
-def _read_supplies(folder: Path) -> bool | None:
-    mains, batteries = [], []
-    for supply in sorted(folder.iterdir()):
+    batteries = []
+    for supply in supplies:
         kind = _read_line(supply / "type")
-        if kind in ("Mains", "USB"):
-            mains.append(_read_line(supply / "online") == "1")
-        elif kind == "Battery" and _read_line(supply / "scope") != "Device":
+        if kind in ("Mains", "USB") and _read_line(supply / "online") == "1":
+            return False
+        if kind == "Battery" and _read_line(supply / "scope") != "Device":
             batteries.append(_read_line(supply / "status"))
-    if any(mains):
-        return False
-    if not batteries:
-        return None
-    return any(status == "Discharging" for status in batteries)
+    return "Discharging" in batteries if batteries else None
 
 
 def _read_line(path: Path) -> str | None:
@@ -95,7 +136,6 @@ def find_reason_to_wait(
 
 
 def quiet_hours_reason(settings: MaintainConfig, now: datetime) -> str | None:
-    """Return the reason to wait if the time is within the quiet hours, or None."""
     if settings.quiet_hours and values.parse_period(settings.quiet_hours).contains(now.astimezone().time()):
         return f"maintenance waits for the end of the quiet hours ({settings.quiet_hours})"
     return None
@@ -116,7 +156,6 @@ class MaintenanceTask:
         log: logging.Logger = log,
     ) -> None:
         self._engine = engine
-        self._home: Home = engine.home
         self._config = config
         self._current_config = config()
         self._status = status
@@ -167,26 +206,8 @@ class MaintenanceTask:
         self._logged &= set(warnings)
         for warning in warnings:
             self._log_once(warning)
-        if is_due:
-            await self._maintain()
-
-    def record_failure(self, _retry_in: float | None) -> None:
-        self._status.update("maintain", last_run=self._clock.now(), last_status="failed")
-
-    def _find_due(self) -> tuple[bool, list[str]]:
-        """Return whether anything is due, and the warnings about rows that will expire."""
-        from hypaware.maintain import due_datasets, retention_plan
-        from hypaware.state.home_opener import open_home
-
-        if not self._home.state.is_file():
-            return False, []  # opening it would create a state in a home that may just have been removed
-        config, now = self._current_config, self._clock.now()
-        with closing(open_home(self._home, make=False).store) as store:
-            retention = retention_plan.retention_status(self._home, config, store, now)
-            warnings = [warning for each in retention for warning in each["warnings"]]
-            return bool(due_datasets.find_due_datasets(self._home, config, store, now)), warnings
-
-    async def _maintain(self) -> None:
+        if not is_due:
+            return
         args = {"dataset": None, "budget": self._settings.budget}
         report = await run_cancellable_job(self._engine, "maintain", args, self._on_event)
         failed = False
@@ -198,12 +219,24 @@ class MaintenanceTask:
                 self._log.warning("%s: %s", each["dataset"], error)
         self._status.update("maintain", last_run=self._clock.now(), last_status="partial" if failed else "ok")
 
+    def record_failure(self, _retry_in: float | None) -> None:
+        self._status.update("maintain", last_run=self._clock.now(), last_status="failed")
+
+    def _find_due(self) -> tuple[bool, list[str]]:
+        """Return whether anything is due, and the warnings about rows that will expire."""
+        home, config, now = self._engine.home, self._current_config, self._clock.now()
+        if not home.state.is_file():
+            return False, []  # opening it would create a state in a home that may just have been removed
+        with closing(open_home(home, make=False).store) as store:
+            retention = retention_plan.retention_status(home, config, store, now)
+            warnings = [warning for each in retention for warning in each["warnings"]]
+            return bool(find_due_datasets(home, config, store, now)), warnings
+
     def _on_event(self, event: Event) -> None:
         if not isinstance(event, bytes) and event["event"] == "note":
             self._log_once(str(event["message"]))
 
     def _log_once(self, message: str) -> None:
-        """Log a message unless an earlier check logged it."""
         if message not in self._logged:
             self._logged.add(message)
             level = logging.WARNING if message.startswith("warning: ") else logging.INFO

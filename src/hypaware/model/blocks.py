@@ -96,8 +96,14 @@ def _fill_tool_result(row: Row, block: Block, skipped: Counter[str]) -> None:
 
 
 def _fill_error(row: Row, block: Block, skipped: Counter[str]) -> None:
-    sanitize.put_long_text(row, "content_text", _error_message(block), skipped)
     row["is_error"] = True
+    for name in ("message", "text", "error"):
+        found = block.get(name)
+        if isinstance(found, dict):
+            found = found.get("message")
+        if isinstance(found, str):
+            sanitize.put_long_text(row, "content_text", found, skipped)
+            return
 
 
 _FILLERS = {
@@ -115,16 +121,6 @@ def _result_text(content: Any) -> Any:
         found = [item for item in texts if isinstance(item, str)]
         return "\n".join(found) if found else None
     return content.get("text") if isinstance(content, dict) else content
-
-
-def _error_message(block: Block) -> Any:
-    for name in ("message", "text", "error"):
-        found = block.get(name)
-        if isinstance(found, dict):
-            found = found.get("message")
-        if isinstance(found, str):
-            return found
-    return None
 
 
 def _makes_part(block: Any) -> bool:

@@ -41,7 +41,14 @@ def dumps(value: Any) -> str:
     try:
         raw = orjson.dumps(value, option=_OPTIONS)
     except TypeError as refused:
-        return _dumps_exactly(value, refused)
+        # Serialize integers beyond 64 bits slowly; anything else that orjson refuses is an error.
+        _reject_other_types(value, refused)
+        try:
+            text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+            text.encode("utf-8", "strict")
+        except UnicodeEncodeError as error:
+            raise ValueError("text holds a lone surrogate, which UTF-8 cannot store") from error
+        return text
     # orjson writes NaN and infinities as null, so only a text that contains null can hide one.
     if b"null" in raw:
         _reject_nan(value)
@@ -57,17 +64,6 @@ def serialize_row(row: dict[str, Any]) -> tuple[str, bytes]:
     """Return the row id and the JSON text that it is the hash of."""
     raw = orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(raw).hexdigest(), raw
-
-
-def _dumps_exactly(value: Any, refused: TypeError) -> str:
-    """Serialize slowly, for integers beyond 64 bits; raise ValueError for anything else that orjson refused."""
-    _reject_other_types(value, refused)
-    try:
-        written = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        written.encode("utf-8", "strict")
-    except UnicodeEncodeError as error:
-        raise ValueError("text holds a lone surrogate, which UTF-8 cannot store") from error
-    return written
 
 
 def _reject_other_types(value: Any, refused: TypeError) -> None:

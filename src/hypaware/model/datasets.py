@@ -31,12 +31,9 @@ INTERNAL = (SEQ, SOURCE, ROW_ID, BATCH_ID)
 GATEWAY = "gateway_id"
 UNKNOWN_SOURCE = "unknown"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_TYPE_NAMES = {list: "an array", str: "text", bool: "a boolean", int: "a number", float: "a number", type(None): "null"}
 Row = dict[str, Any]
 Derive = Callable[[Row, str], Mapping[str, Any]]
-
-
-def _derives_nothing(_row: Row, _gateway_id: str) -> Mapping[str, Any]:
-    return {}
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Dataset:
     key_column: str
     key_parts: tuple[str, ...] = ()
     """The columns that form the key (joined by #) in rows written before the key column existed."""
-    derive: Derive = field(default=_derives_nothing, compare=False)
+    derive: Derive = field(default=lambda _row, _gateway_id: {}, compare=False)
     """(row, gateway id) -> derived columns, which are filled in if absent and checked if present."""
     retention_days: int | None = None
     """The retention unless the config sets one; None means `retention.default_days`."""
@@ -62,9 +59,8 @@ class Dataset:
         problems = [name for name in names if not _NAME.fullmatch(name) or names.count(name) > 1]
         if not _NAME.fullmatch(self.name) or problems:
             raise ValueError(f"dataset {self.name!r}: invalid or duplicate names {problems}")
-        known = set(names)
         for name in (self.time_column, self.key_column, *self.source_columns, *self.key_parts):
-            if name not in known:
+            if name not in names:
                 raise ValueError(f"dataset {self.name}: {name} is not one of its columns")
         if self.column(self.time_column).type is not ColumnType.TIMESTAMP:
             raise ValueError(f"dataset {self.name}: the time column {self.time_column} is not a TIMESTAMP")
@@ -124,7 +120,7 @@ class RowRejected(ValueError):
 
 def coerce_row(dataset: Dataset, raw: Any, gateway_id: str) -> Row:
     if not isinstance(raw, dict):
-        raise RowRejected(f"a row must be a JSON object, not {_describe_type(raw)}")
+        raise RowRejected(f"a row must be a JSON object, not {_TYPE_NAMES.get(type(raw), type(raw).__name__)}")
     coercers, text_columns = dataset.coercers, dataset.text_columns
     row: Row = {}
     for name, value in raw.items():
@@ -166,8 +162,3 @@ def _explain_unknown_column(dataset: Dataset, name: object) -> str:
         return f"column {name} is set by the lake; leave it out"
     hint = did_you_mean(str(name)[:100], list(dataset.coercers), or_all=False)
     return f"unknown column {preview(name)}" + (f".{hint}" if hint else "")
-
-
-def _describe_type(value: Any) -> str:
-    names = {list: "an array", str: "text", bool: "a boolean", int: "a number", float: "a number", type(None): "null"}
-    return names.get(type(value), type(value).__name__)

@@ -1,10 +1,9 @@
 """Exchanges, and their expansion into rows of `ai_gateway_messages`: one row per content part of each message.
 
-Transcript parsers, the gateway and plugins build an `Exchange`: a conversation, or a part of one. They share this
-expansion, so the same conversation gives the same rows. It accepts JSON values of any shape in any field, never
-raises, and yields only rows that fit the dataset. Everything that makes no row or loses a column is counted in
-`skipped` with a reason. It makes one pass, one message at a time, so `messages` may be a generator. JSON columns are
-canonical text; null columns and derived columns are left out.
+Transcript parsers, the gateway and plugins share this expansion, so the same conversation gives the same rows. It
+accepts JSON values of any shape in any field, never raises, and yields only rows that fit the dataset. Everything that
+makes no row or loses a column is counted in `skipped` with a reason. It makes one pass, so `messages` may be a
+generator. JSON columns are canonical text; null columns and derived columns are left out.
 
 The `attributes` column holds groups (client, usage, gateway, …) of values that have no column of their own. Groups
 merge one level deep, and later ones win: client, message, exchange, gateway. Token counts are added last, and only to
@@ -16,8 +15,8 @@ one thread get different ids: from the second on, the hash includes the number o
 clients add temporarily (`cache_control`, `caller`) are not hashed.
 
 The previous message is found along the client's links, or is simply the preceding one. Links lead through transcript
-lines that make no rows to a message: one that was added before, or an id that the links do not contain. Searches are
-cached, so each link is followed about once. A cycle leads to no message.
+lines that make no rows to a message: one that was added before, or an id that the links do not contain. A cycle leads
+to no message.
 """
 
 from __future__ import annotations
@@ -37,12 +36,8 @@ from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 
 Groups = dict[str, Any]
 USAGE_KEYS = (
-    "input_tokens",
-    "output_tokens",
-    "cache_read_tokens",
-    "cache_write_tokens",
-    "reasoning_tokens",
-    "total_tokens",
+    *("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens"),
+    *("reasoning_tokens", "total_tokens"),
 )
 _VOLATILE_KEYS = ("cache_control", "caller")
 _FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "pause_turn": "pause"}
@@ -152,7 +147,11 @@ class _Expansion:
             return []
         agent_id = message.columns.get("agent_id")
         thread = agent_id if isinstance(agent_id, str) else None
-        self._add_tool_names(thread, parts)
+        for _, block in parts:
+            if "name" in block:
+                call_id, name = block.get("id"), block["name"]
+                if isinstance(call_id, str) and isinstance(name, str):
+                    self._tool_names[thread, call_id] = name
         parent = message.parent if isinstance(message.parent, str) else None
         previous = self._lineage.add(message_id, parent)
         index, self._index = self._index, self._index + 1
@@ -221,13 +220,6 @@ class _Expansion:
         if self._started_at:
             return self._started_at, "session_start"
         return self._fallback_time, self._fallback_source
-
-    def _add_tool_names(self, thread: str | None, parts: list[Part]) -> None:
-        for _, block in parts:
-            if "name" in block:
-                call_id, name = block.get("id"), block["name"]
-                if isinstance(call_id, str) and isinstance(name, str):
-                    self._tool_names[thread, call_id] = name
 
     def _write_status(self, rows: list[Row], message: Message) -> None:
         """Write the status of each part; the status of the message goes to its last part."""
@@ -343,7 +335,10 @@ def fallback_scope(session_id: str, conversation_id: Any = None, agent_id: Any =
 
 def compute_fallback_id(scope: str, role: str, content: Any, occurrence: int = 0) -> str:
     """Return the fallback id; `occurrence` is the number of equal messages before this one."""
-    blocks = [_without_volatile_keys(block) for block in to_blocks(content)]
+    blocks = to_blocks(content)
+    for index, block in enumerate(blocks):
+        if isinstance(block, dict) and not block.keys().isdisjoint(_VOLATILE_KEYS):
+            blocks[index] = {name: value for name, value in block.items() if name not in _VOLATILE_KEYS}
     try:
         content_text = canonical.dumps(blocks)
     except ValueError:
@@ -365,12 +360,6 @@ class Occurrences:
         return self._count[key] - 1
 
 
-def _without_volatile_keys(block: Any) -> Any:
-    if isinstance(block, dict) and not block.keys().isdisjoint(_VOLATILE_KEYS):
-        return {name: value for name, value in block.items() if name not in _VOLATILE_KEYS}
-    return block
-
-
 class Lineage:
     def __init__(self, links: Mapping[str, str | None] | None) -> None:
         self._links = links
@@ -383,25 +372,22 @@ class Lineage:
 
     def add(self, message_id: str, parent: str | None) -> str | None:
         """Add a message whose link leads to `parent`, and return the id of the message before it."""
-        previous = self._last if self._links is None else self._nearest(parent, self._links)
+        links, current = self._links, parent
+        if links is None:
+            current = self._last
+        elif parent is not None and parent not in self._messages:
+            visited: dict[str, None] = {}
+            while isinstance(current, str) and current in links and current not in self._messages:
+                if current in visited:
+                    current = None
+                elif current in self._cache:
+                    current = self._cache[current]
+                    break
+                else:
+                    visited[current] = None
+                    current = links[current]
+            current = current if isinstance(current, str) else None
+            self._cache.update(dict.fromkeys(visited, current))
         self._messages.add(message_id)
         self._last = message_id
-        return previous if previous != message_id else None
-
-    def _nearest(self, parent: str | None, links: Mapping[str, str | None]) -> str | None:
-        if parent is None or parent in self._messages:
-            return parent
-        visited: dict[str, None] = {}
-        current: str | None = parent
-        while isinstance(current, str) and current in links and current not in self._messages:
-            if current in visited:
-                current = None
-            elif current in self._cache:
-                current = self._cache[current]
-                break
-            else:
-                visited[current] = None
-                current = links[current]
-        nearest = current if isinstance(current, str) else None
-        self._cache.update(dict.fromkeys(visited, nearest))
-        return nearest
+        return current if current != message_id else None

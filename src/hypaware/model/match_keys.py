@@ -1,11 +1,8 @@
 """Match keys: which live row and which native row are the same part.
 
-The gateway records a part before its client's id is known; the client's transcript has the same part with its own id.
-A dataset whose rows can arrive both ways has `MatchRules`; the lake keeps one row, under one sequence.
-
-For `ai_gateway_messages`, `list_match_keys(row)` works on a stored row of either origin, from its columns alone. Two
-rows **of one session** (and of one thread, if the session has threads) are the same part if they share a key. The
-keys, exact ones first:
+A dataset whose rows can arrive both ways has `MatchRules`; the lake keeps one row, under one sequence. Two rows of
+`ai_gateway_messages` **of one session** (and of one thread, if the session has threads) are the same part if they share
+a key. The keys, exact ones first:
 
 | key | for | why it is exact |
 |---|---|---|
@@ -15,21 +12,14 @@ keys, exact ones first:
 | `said:<role>:<agent_id>:<part>` | the user's text, files, images; the model's without an API id | it is not |
 
 `<part>` is a hash of part_type, content_text (without trailing white space), tool name and arguments: the fields of
-the block that both rows hold. It does not include the block's index, because imported rows do not keep
-`apiBlockIndex`; the content tells the blocks of one API message apart, and equal blocks of one message match in their
-order.
+the block that both rows hold. It does not include the block's index, which imported rows do not keep.
 
 A live row of a model's part that was seen only in a request's history has no API id. Therefore native rows of the
-model also have a `said` key; live rows have one only in that case. Several parts of a session can share a `said` key
-("continue"): the n-th live row matches the n-th native row, in the order of message_created_at. Images have no
-content to compare, so they match in order too.
+model also have a `said` key; live rows have one only in that case. Several parts of a session can share a key
+("continue", equal blocks, images): the n-th live row matches the n-th native row, in the order of message_created_at.
 
-Claude Code before 2.1 does not identify its agents in requests. Its live rows, which do not know whether they belong
-to a subagent, and native rows of subagents therefore also have `said:<role>:?:<part>`.
-
-Versions of Codex that send item ids need no matching: rows of both origins have the item's id as message_id, so their
-part_id is the same. For older versions, tool calls match by call_id and everything else by content; their rollouts
-keep neither response ids nor item ids.
+Claude Code before 2.1 does not identify its agents in requests. Its live rows and native rows of subagents therefore
+also have `said:<role>:?:<part>`. Versions of Codex that send item ids need no matching: the part_id is the same.
 
 @ref keys#matching
 """
@@ -83,12 +73,12 @@ class MatchRules:
     """(live row, native row), with all stored columns of both -> the row that replaces the live row."""
 
 
-def list_match_keys(row: Mapping[str, Any]) -> list[str]:
+def list_match_keys(row: AnyRow) -> list[str]:
     """Return the keys of a stored row; its JSON columns may be text or values. A row without keys matches nothing."""
     return _list_keys(row, _gateway_group(row).get("source") == "live")
 
 
-def _list_keys(row: Mapping[str, Any], live: bool) -> list[str]:
+def _list_keys(row: AnyRow, live: bool) -> list[str]:
     kind, role = row.get("part_type"), row.get("role")
     if kind == "tool_call" and (call := row.get("tool_call_id")):
         return [f"call:{call}"]
@@ -97,8 +87,11 @@ def _list_keys(row: Mapping[str, Any], live: bool) -> list[str]:
     if kind == "error":
         request = row.get("request_id")
         return [f"error:{request}"] if request else []
-    part = _hash_part(row)
-    agent = row.get("agent_id")
+    arguments, text, agent = row.get("tool_args"), row.get("content_text"), row.get("agent_id")
+    if arguments is not None and not isinstance(arguments, str):
+        arguments = canonical.dumps(arguments)
+    fields = [kind, text.rstrip() if isinstance(text, str) else None, row.get("tool_name"), arguments]
+    part = hashlib.sha256(canonical.dumps(fields).encode()).hexdigest()[:32]
     by_content = [f"said:{role}:{agent or ''}:{part}"]
     if agent if not live else row.get("is_sidechain") is None:
         by_content.append(f"said:{role}:?:{part}")
@@ -106,15 +99,6 @@ def _list_keys(row: Mapping[str, Any], live: bool) -> list[str]:
         return by_content
     exact = f"api:{api_id}:{part}"
     return [exact] if live else [exact, *by_content]
-
-
-def _hash_part(row: Mapping[str, Any]) -> str:
-    arguments = row.get("tool_args")
-    if arguments is not None and not isinstance(arguments, str):
-        arguments = canonical.dumps(arguments)
-    text = row.get("content_text")
-    fields = (row.get("part_type"), text.rstrip() if isinstance(text, str) else None, row.get("tool_name"), arguments)
-    return hashlib.sha256(canonical.dumps(list(fields)).encode()).hexdigest()[:32]
 
 
 def _may_be_live(row: Mapping[str, Any]) -> bool:
@@ -147,10 +131,9 @@ def _previous_keys(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _settle(live: Mapping[str, Any], native: Mapping[str, Any]) -> dict[str, Any]:
     """Return the native row, completed with values that only the live row has, `attributes.gateway` included."""
     kept = {name for name in live if native.get(name) is None}
-    gateway = {
-        name: value for name, value in _gateway_group(live).items() if name not in ("identity_source", "time_source")
-    }
-    gateway[_PREVIOUS_PART_ID] = live["part_id"]
+    gateway = {**_gateway_group(live), _PREVIOUS_PART_ID: live["part_id"]}
+    for name in ("identity_source", "time_source"):
+        gateway.pop(name, None)
     if live["date"] != native["date"]:
         kept.update(_TIME_COLUMNS)
         gateway["native_created_at"] = str(native["message_created_at"])
@@ -183,19 +166,8 @@ def _parse_object(value: Any) -> Mapping[str, Any]:
 
 MESSAGE_MATCH_RULES = MatchRules(
     columns=(
-        "session_id",
-        "agent_id",
-        "is_sidechain",
-        "role",
-        "part_type",
-        "content_text",
-        "tool_name",
-        "tool_call_id",
-        "tool_result_for",
-        "tool_args",
-        "request_id",
-        "attributes",
-        "raw_frame",
+        *("session_id", "agent_id", "is_sidechain", "role", "part_type", "content_text", "tool_name"),
+        *("tool_call_id", "tool_result_for", "tool_args", "request_id", "attributes", "raw_frame"),
     ),
     marker_column="attributes",
     may_be_live=_may_be_live,

@@ -54,10 +54,11 @@ def strip_json(value: Any) -> Any:
 def _is_payload(holder: dict[str, Any], key: str, item: Any) -> bool:
     if not isinstance(item, str) or key not in ("data", "base64"):
         return False
-    if key == "data" and holder.get("type") == "base64":
-        return True
-    if key == "data" and not ("mimeType" in holder or "media_type" in holder):
-        return False
+    if key == "data":
+        if holder.get("type") == "base64":
+            return True
+        if "mimeType" not in holder and "media_type" not in holder:
+            return False
     return len(item) > _MIN_PAYLOAD and _PAYLOAD.fullmatch(item) is not None
 
 
@@ -68,18 +69,17 @@ def to_utc_text(value: Any) -> str | None:
     if plain := _PLAIN_TIMESTAMP.fullmatch(value):
         return value if plain.lastindex is None else value[:-1] + "000Z"
     try:
-        timestamp: str = _coerce_timestamp(value)
+        return str(_coerce_timestamp(value))
     except ValueError:
         return None
-    return timestamp
 
 
 def sanitize_text(value: Any, column: str, skipped: Counter[str]) -> str | None:
-    if type(value) is str:
-        return value if value.isascii() else _make_encodable(value, column, skipped)
+    if type(value) is str and (value.isascii() or is_encodable(value)):
+        return value
     if value is not None:
         skipped[f"bad_{column}"] += 1
-    return None
+    return _replace_surrogates(value) if type(value) is str else None
 
 
 def sanitize_flag(value: Any, column: str, skipped: Counter[str]) -> bool | None:
@@ -143,13 +143,6 @@ def repair_json(value: Any, depth: int = canonical.MAX_DEPTH) -> Any:
     if isinstance(value, list | tuple):
         return [repair_json(item, depth - 1) for item in value]
     return None
-
-
-def _make_encodable(value: str, column: str, skipped: Counter[str]) -> str:
-    if is_encodable(value):
-        return value
-    skipped[f"bad_{column}"] += 1
-    return _replace_surrogates(value)
 
 
 def _replace_surrogates(value: str) -> str:

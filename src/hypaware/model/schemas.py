@@ -10,7 +10,8 @@ from hypaware.model.datasets import Dataset, Row
 from hypaware.model.match_keys import MESSAGE_MATCH_RULES
 
 SCHEMA_VERSION = 7
-_S, _I, _B, _T, _J = ColumnType.STRING, ColumnType.INT, ColumnType.BOOLEAN, ColumnType.TIMESTAMP, ColumnType.JSON
+_S, _I, _L, _B = ColumnType.STRING, ColumnType.INT, ColumnType.BIGINT, ColumnType.BOOLEAN
+_T, _J = ColumnType.TIMESTAMP, ColumnType.JSON
 _MESSAGE_COLUMNS = (
     # The session that the message belongs to.
     Column("gateway_id", _S, "Id of the installation that recorded the row.", required=True),
@@ -102,48 +103,32 @@ AI_GATEWAY_MESSAGES = Dataset(
 
 
 _EXCHANGE_COLUMNS = (
-    Column("exchange_id", ColumnType.STRING, "Id of the exchange; unique, the row's key.", required=True),
-    Column("gateway_id", ColumnType.STRING, "Id of the installation that recorded the row.", required=True),
-    Column("ts_start", ColumnType.TIMESTAMP, "When the request began (UTC).", required=True),
-    Column("ts_end", ColumnType.TIMESTAMP, "When the response ended (UTC)."),
-    Column("duration_ms", ColumnType.BIGINT, "Milliseconds from start to end."),
-    Column("ttfb_ms", ColumnType.BIGINT, "Milliseconds from start to the first byte of the response body."),
-    Column("upstream", ColumnType.STRING, "Name of the upstream that the request was sent to."),
-    Column("provider", ColumnType.STRING, "API dialect of the upstream, for example anthropic or openai."),
-    Column("client_name", ColumnType.STRING, "The recorded client, if known."),
-    Column("session_id", ColumnType.STRING, "The client's session id, if the exchange could be decoded."),
-    Column("method", ColumnType.STRING, "HTTP method.", required=True),
-    Column("path", ColumnType.STRING, "Path with query string; the values of the query are removed.", required=True),
-    Column("status_code", ColumnType.INT, "Status of the response; null if there was none."),
-    Column("request_bytes", ColumnType.BIGINT, "Size of the request body as transferred."),
-    Column("response_bytes", ColumnType.BIGINT, "Size of the response body as transferred."),
-    Column("is_sse", ColumnType.BOOLEAN, "True if the response was an event stream."),
-    Column("stream_event_count", ColumnType.INT, "Events in the stream."),
-    Column("request_headers", ColumnType.JSON, "Headers of the request, without secrets."),
-    Column("response_headers", ColumnType.JSON, "Headers of the response, without secrets."),
-    Column(
-        "request_body",
-        ColumnType.STRING,
-        "The new parts of the request body; body_refs says how to reassemble the whole.",
-    ),
-    Column("response_body", ColumnType.STRING, "The response body, decompressed."),
-    Column(
-        "body_refs",
-        ColumnType.JSON,
-        "The parts of the request body, by content hash; null if request_body is complete.",
-    ),
-    Column("error", ColumnType.STRING, "Why the exchange ended early, or why a body could not be decompressed."),
-    Column("decoded", ColumnType.BOOLEAN, "True if HypAware could decode the exchange."),
-    Column(
-        "metadata",
-        ColumnType.JSON,
-        "Kind of call (turn, title, count_tokens, compaction, warmup, side), dialect, dev_run_id.",
-    ),
+    Column("exchange_id", _S, "Id of the exchange; unique, the row's key.", required=True),
+    Column("gateway_id", _S, "Id of the installation that recorded the row.", required=True),
+    Column("ts_start", _T, "When the request began (UTC).", required=True),
+    Column("ts_end", _T, "When the response ended (UTC)."),
+    Column("duration_ms", _L, "Milliseconds from start to end."),
+    Column("ttfb_ms", _L, "Milliseconds from start to the first byte of the response body."),
+    Column("upstream", _S, "Name of the upstream that the request was sent to."),
+    Column("provider", _S, "API dialect of the upstream, for example anthropic or openai."),
+    Column("client_name", _S, "The recorded client, if known."),
+    Column("session_id", _S, "The client's session id, if the exchange could be decoded."),
+    Column("method", _S, "HTTP method.", required=True),
+    Column("path", _S, "Path with query string; the values of the query are removed.", required=True),
+    Column("status_code", _I, "Status of the response; null if there was none."),
+    Column("request_bytes", _L, "Size of the request body as transferred."),
+    Column("response_bytes", _L, "Size of the response body as transferred."),
+    Column("is_sse", _B, "True if the response was an event stream."),
+    Column("stream_event_count", _I, "Events in the stream."),
+    Column("request_headers", _J, "Headers of the request, without secrets."),
+    Column("response_headers", _J, "Headers of the response, without secrets."),
+    Column("request_body", _S, "The new parts of the request body; body_refs says how to reassemble the whole."),
+    Column("response_body", _S, "The response body, decompressed."),
+    Column("body_refs", _J, "The parts of the request body, by content hash; null if request_body is complete."),
+    Column("error", _S, "Why the exchange ended early, or why a body could not be decompressed."),
+    Column("decoded", _B, "True if HypAware could decode the exchange."),
+    Column("metadata", _J, "Kind of call (turn, title, count_tokens, compaction, warmup, side), dialect, dev_run_id."),
 )
-
-
-def _derive_exchange_columns(_row: Row, gateway_id: str) -> Mapping[str, Any]:
-    return {"gateway_id": gateway_id}
 
 
 AI_GATEWAY_EXCHANGES = Dataset(
@@ -153,6 +138,6 @@ AI_GATEWAY_EXCHANGES = Dataset(
     time_column="ts_start",
     source_columns=("client_name", "provider", "upstream"),
     key_column="exchange_id",
-    derive=_derive_exchange_columns,
+    derive=lambda _row, gateway_id: {"gateway_id": gateway_id},
     retention_days=14,
 )

@@ -4,10 +4,9 @@
                                            "identity": "4711@1769860000.1", "at": "2026-01-31T12:00:00Z"}}}
 
 A `.hypignore` disappears with its folder, but the rows that were recorded there remain. So every component that decides
-for good (the gateway, a client hook, an import, a delivery) remembers each file that it finds, once; a known rule costs
-one look at a small file. A remembered rule counts if the folder of the file is missing or has been replaced by another
-one (see `folder_identity`: an unmounted disk, a fresh clone). If the folder is still the same but the file is gone, its
-user has removed the rule, and it is forgotten.
+for good (the gateway, a client hook, an import, a delivery) remembers each file that it finds, once. A remembered rule
+counts if the folder of the file is missing or has been replaced by another one (see `folder_identity`). If the folder
+is still the same but the file is gone, its user has removed the rule, and it is forgotten.
 
 If a folder is reached through a link and the file is above the link's target, the rule is also remembered under the
 folder's own path. Purged folders are listed by the hash of their path (`forget_names`).
@@ -27,7 +26,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -36,14 +35,14 @@ from typing import Any
 from hypaware import faults
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files
+from hypaware.home.locks import locked
 from hypaware.model.privacy_class import PrivacyClass
 from hypaware.privacy import hypignore
 from hypaware.privacy.hypignore import HypignoreRule
-from hypaware.privacy.ignored_sessions import PrivacyFileUnreadable, ReloadedFile, privacy_lock
+from hypaware.privacy.ignored_sessions import PrivacyFileUnreadable, ReloadedFile
 
 _AT_FDCWD = -100
 _STATX_BTIME = 0x800
-"""STATX_BTIME"""
 _STATX_SIZE, _BIRTH_OFFSET = 256, 80
 """Layout of the kernel's struct: seconds (64 bit) and nanoseconds (32 bit) of the birth time at `_BIRTH_AT`."""
 VERSION = 1
@@ -109,7 +108,14 @@ class FolderMemory:
             # The file is elsewhere, and no link leads to it any more.
             return None if os.path.lexists(folder) else seen.privacy_class
         if self._stores:
-            self._change(lambda current: _remove_folder(current, name, seen, marker))
+
+            def removed(current: Folders) -> Folders:
+                # Unless the entry was changed in the meantime.
+                if current.get(name) != seen or os.path.lexists(marker):
+                    return current
+                return {each: kept for each, kept in current.items() if each != name}
+
+            self._change(removed)
         return None
 
     def _remember(self, cwd_path: str, rule: HypignoreRule, found: Iterable[HypignoreRule]) -> None:
@@ -117,11 +123,21 @@ class FolderMemory:
         if folders is None:
             return
         rules = {str(each.path.parent): _to_remembered(each) for each in found if each.evidence == "found"}
-        if rule.evidence == "found" and not _is_within(cwd_path, str(rule.path.parent)):
+        if rule.evidence == "found" and not Path(cwd_path).is_relative_to(rule.path.parent):
             rules[cwd_path] = _to_remembered(rule)
         changes = {path: seen for path, seen in rules.items() if _is_change(folders, path, seen)}
+
+        def added(current: Folders) -> Folders:
+            changed = dict(current)
+            for path, seen in changes.items():
+                name = _find_name(current, path)
+                # A purged path is not stored again.
+                is_nameless = name is not None and name.startswith(_HASH_PREFIX)
+                changed[name or _path_key(path)] = replace(seen, marker=None) if is_nameless else seen
+            return changed
+
         if changes:
-            self._change(lambda current: _add_folders(current, changes))
+            self._change(added)
 
     def _change(self, change: Callable[[Folders], Folders]) -> None:
         # A missing home was removed by its user, or belongs to another machine.
@@ -170,7 +186,15 @@ def read_folders(home: Home) -> Folders:
         found = json.loads(path.read_bytes())
         if found["v"] != VERSION:
             raise ValueError
-        return {str(name): _from_json(each) for name, each in found["folders"].items()}
+        return {
+            str(name): RememberedFolder(
+                str(each["class"]),
+                None if each["marker"] is None else str(each["marker"]),
+                str(each["identity"]),
+                str(each["at"]),
+            )
+            for name, each in found["folders"].items()
+        }
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -181,51 +205,26 @@ def read_folders(home: Home) -> Folders:
         ) from error
 
 
-def _from_json(data: Mapping[str, Any]) -> RememberedFolder:
-    marker = data["marker"]
-    return RememberedFolder(
-        str(data["class"]), None if marker is None else str(marker), str(data["identity"]), str(data["at"])
-    )
-
-
-def _as_json(seen: RememberedFolder) -> dict[str, Any]:
-    data = asdict(seen)
-    return {"class": data.pop("label"), **data}
-
-
 def _change_folders(home: Home, change: Callable[[Folders], Folders]) -> None:
     path = folder_memory_path(home)
     try:
-        with privacy_lock(home.root):
+        with locked(home.root):
             current = read_folders(home)
             wanted = change(current)
             if wanted == current:
                 return
             _before_write()
-            body = {"v": VERSION, "folders": {name: _as_json(each) for name, each in wanted.items()}}
+            folders = {
+                name: {"class": each.label, "marker": each.marker, "identity": each.identity, "at": each.at}
+                for name, each in wanted.items()
+            }
+            body = {"v": VERSION, "folders": folders}
             durable_files.write_atomic(path, json.dumps(body, indent=1).encode())
             _after_write()
     except OSError as error:
         raise Retryable(
             f"{path} cannot be written: {os.strerror(error.errno or 0)}", kind="privacy_unwritable"
         ) from error
-
-
-def _add_folders(current: Folders, changes: Folders) -> Folders:
-    changed = dict(current)
-    for path, seen in changes.items():
-        name = _find_name(current, path)
-        # A purged path is not stored again.
-        is_nameless = name is not None and name.startswith(_HASH_PREFIX)
-        changed[name or _path_key(path)] = replace(seen, marker=None) if is_nameless else seen
-    return changed
-
-
-def _remove_folder(current: Folders, name: str, seen: RememberedFolder, marker: Path) -> Folders:
-    """Remove a folder, unless its entry was changed in the meantime."""
-    if current.get(name) != seen or os.path.lexists(marker):
-        return current
-    return {each: kept for each, kept in current.items() if each != name}
 
 
 def _is_change(folders: Folders, path: str, seen: RememberedFolder) -> bool:
@@ -272,10 +271,6 @@ def _path_key(path: str) -> str:
     return path.casefold() if sys.platform in ("darwin", "win32") else path
 
 
-def _is_within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
 def folder_identity(folder: Path) -> str:
     """Return a text that another folder at the same path does not share; raise OSError if the folder does not exist.
 
@@ -283,17 +278,14 @@ def folder_identity(folder: Path) -> str:
     once for a folder that is created in place of a removed one. Linux reports the birth time only through `statx`,
     which Python does not support yet; without a birth time the inode must suffice.
     """
-    status = folder.stat()
-    birth = _birth_time(folder, status)
+    status: Any = folder.stat()
+    birth = getattr(status, "st_birthtime_ns", getattr(status, "st_birthtime", None))
+    if birth is None:
+        birth = _read_birth_time(folder)
     return f"{status.st_ino}" if birth is None else f"{status.st_ino}@{birth}"
 
 
-def _birth_time(folder: Path, status: os.stat_result) -> str | None:
-    attributes: Any = status
-    if hasattr(attributes, "st_birthtime_ns"):
-        return str(attributes.st_birthtime_ns)
-    if hasattr(attributes, "st_birthtime"):
-        return str(attributes.st_birthtime)
+def _read_birth_time(folder: Path) -> str | None:
     statx = _load_statx()
     if statx is None:
         return None

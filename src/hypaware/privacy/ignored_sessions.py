@@ -10,8 +10,7 @@ gateway treats every session as ignored until the file is repaired.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -20,7 +19,6 @@ from hypaware import faults
 from hypaware.errors import HypError, UsageError
 from hypaware.home import Home, durable_files
 from hypaware.home.locks import locked
-from hypaware.model.privacy_class import PrivacyClass
 
 VERSION = 1
 _MAX_ID_LENGTH = 256
@@ -30,18 +28,6 @@ _before_write = faults.crash_point(
 _after_write = faults.crash_point("privacy.opt-out.after-write", "the opt-out of a session is durable")
 Sessions = Mapping[str, Mapping[str, str]]
 Content = TypeVar("Content")
-
-
-class IgnoredSessions:
-    def __init__(self, home: Home) -> None:
-        self._file = ReloadedFile(ignored_sessions_path(home), lambda: read_ignored_sessions(home))
-
-    def class_of(self, session_id: str) -> PrivacyClass | None:
-        sessions = self._file.get()
-        if sessions is None:
-            return PrivacyClass.IGNORE
-        entry = sessions.get(session_id)
-        return PrivacyClass.parse(str(entry.get("class", ""))) if entry is not None else None
 
 
 def ignore_session(home: Home, session_id: str) -> bool:
@@ -71,30 +57,26 @@ def read_ignored_sessions(home: Home) -> Sessions:
     path = ignored_sessions_path(home)
     try:
         content = json.loads(path.read_bytes())
+        sessions: Sessions = content["sessions"]
+        if content["v"] != VERSION or not all(isinstance(each, dict) for each in sessions.values()):
+            raise ValueError
+        return sessions
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise _unreadable_error(path) from error
-    sessions = content.get("sessions") if isinstance(content, dict) and content.get("v") == VERSION else None
-    if not isinstance(sessions, dict) or not all(isinstance(each, dict) for each in sessions.values()):
-        raise _unreadable_error(path)
-    return sessions
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PrivacyFileUnreadable(
+            f"{path} is unreadable, so no session is recorded until it is repaired: it lists the sessions to ignore",
+            repair=f"mv {path} {path}.broken",
+        ) from error
 
 
 def ignored_sessions_path(home: Home) -> Path:
     return home.root / "privacy.json"
 
 
-def _unreadable_error(path: Path) -> PrivacyFileUnreadable:
-    return PrivacyFileUnreadable(
-        f"{path} is unreadable, so no session is recorded until it is repaired: it lists the sessions to ignore",
-        repair=f"mv {path} {path}.broken",
-    )
-
-
 def _change_sessions(home: Home, change: Callable[[Sessions], Sessions]) -> bool:
     durable_files.make_dir(home.root)
-    with privacy_lock(home.root):
+    with locked(home.root):
         current = read_ignored_sessions(home)
         wanted = change(current)
         if wanted == current:
@@ -105,13 +87,6 @@ def _change_sessions(home: Home, change: Callable[[Sessions], Sessions]) -> bool
         )
         _after_write()
     return True
-
-
-@contextmanager
-def privacy_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock for changes to the privacy files."""
-    with locked(folder):
-        yield
 
 
 class PrivacyFileUnreadable(HypError):

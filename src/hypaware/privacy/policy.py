@@ -26,7 +26,7 @@ from hypaware.home.session_context import working_directory
 from hypaware.model.privacy_class import PrivacyClass
 from hypaware.privacy import folder_memory, ignored_sessions
 from hypaware.privacy.folder_memory import FolderMemory
-from hypaware.privacy.ignored_sessions import IgnoredSessions
+from hypaware.privacy.ignored_sessions import ReloadedFile
 
 if TYPE_CHECKING:
     from hypaware.config import PrivacyConfig
@@ -65,7 +65,9 @@ class PrivacyPolicy:
         of a session for rows that do not name one. With `remember`, the policy stores the `.hypignore` files that it
         finds: use it when you record or deliver, not when you only look.
         """
-        self._ignored_sessions = IgnoredSessions(home)
+        self._ignored_sessions = ReloadedFile(
+            ignored_sessions.ignored_sessions_path(home), lambda: ignored_sessions.read_ignored_sessions(home)
+        )
         self._remembered = FolderMemory(home, remember=remember)
         self._folders = {
             path: (written, each if isinstance(each, PrivacyClass) else PrivacyClass.parse(each))
@@ -91,33 +93,27 @@ class PrivacyPolicy:
     def decide(self, cwd: str | None, session_id: str | None) -> PrivacyDecision:
         if not cwd and session_id:
             cwd = self._find_cwd(session_id)
-        decisions: list[PrivacyDecision | None] = []
+        decisions: list[PrivacyDecision] = []
         if cwd and _is_path(cwd):
-            decisions += [self._decide_by_file(cwd), self._decide_by_config(cwd)]
+            rule = self._remembered.find_rule(cwd)
+            if rule is not None:
+                note = _REMEMBERED if rule.evidence == "remembered" else ""
+                decisions.append(PrivacyDecision(rule.privacy_class, f"{rule.path}{note}"))
+            for path in _path_variants(cwd) if self._folders else ():
+                nearest = next((each for each in (path, *map(str, Path(path).parents)) if each in self._folders), None)
+                if nearest is not None:
+                    written, privacy_class = self._folders[nearest]
+                    decisions.append(PrivacyDecision(privacy_class, f"privacy.folders in the config: {written}"))
         elif self._unknown_folder:
             decisions.append(PrivacyDecision(self._unknown_folder, "its folder is unknown"))
-        by_session = self._ignored_sessions.class_of(session_id) if session_id else None
-        if by_session is not None:
-            decisions.append(PrivacyDecision(by_session, IGNORED_BY_SESSION))
-        return max((each for each in decisions if each), key=lambda each: each.privacy_class, default=_DEFAULT)
-
-    def _decide_by_file(self, cwd: str) -> PrivacyDecision | None:
-        rule = self._remembered.find_rule(cwd)
-        if rule is None:
-            return None
-        return PrivacyDecision(rule.privacy_class, f"{rule.path}{_REMEMBERED if rule.evidence == 'remembered' else ''}")
-
-    def _decide_by_config(self, cwd: str) -> PrivacyDecision | None:
-        if not self._folders:
-            return None
-        matches: list[PrivacyDecision] = []
-        for path in _path_variants(cwd):
-            for each in (path, *map(str, Path(path).parents)):
-                if each in self._folders:
-                    written, privacy_class = self._folders[each]
-                    matches.append(PrivacyDecision(privacy_class, f"privacy.folders in the config: {written}"))
-                    break
-        return max(matches, key=lambda each: each.privacy_class, default=None)
+        if session_id:
+            sessions = self._ignored_sessions.get()
+            # An unreadable file ignores every session, as an entry without a class does.
+            entry = {} if sessions is None else sessions.get(session_id)
+            if entry is not None:
+                by_session = PrivacyClass.parse(str(entry.get("class", "")))
+                decisions.append(PrivacyDecision(by_session, IGNORED_BY_SESSION))
+        return max(decisions, key=lambda each: each.privacy_class, default=_DEFAULT)
 
 
 def _is_path(cwd: str) -> bool:

@@ -14,13 +14,14 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from hypaware.config.values import SECRET_RULES
 from hypaware.model import canonical
 from hypaware.model.columns import ColumnType
 from hypaware.model.datasets import Dataset
-from hypaware.privacy.secret_scanner import SecretSpan, classify_member, find_secrets, match_secret_header
+from hypaware.privacy.secret_scanner import classify_member, find_secrets, match_secret_header
 
 MASK = "***"
 _MAX_ROUNDS = 16
@@ -68,16 +69,11 @@ def redact_headers(headers: Iterable[tuple[str, str]] | Mapping[str, str]) -> di
     for written, value in headers.items() if isinstance(headers, Mapping) else headers:
         name = written.lower()
         if not _HEADER_NAME.fullmatch(name):
-            # Not a valid header name.
             continue
-        found.setdefault(name, []).append(redact_text(value)[0] if _is_recorded_header(name) else mask(value))
+        is_secret = name in _ALWAYS_MASKED or _SECRET_NAME.search(name)
+        is_listed = name in _RECORDED_HEADERS or name.startswith(_RECORDED_FAMILIES)
+        found.setdefault(name, []).append(redact_text(value)[0] if is_listed and not is_secret else mask(value))
     return {name: ", ".join(values) for name, values in found.items()}
-
-
-def _is_recorded_header(name: str) -> bool:
-    if name in _ALWAYS_MASKED or _SECRET_NAME.search(name):
-        return False
-    return name in _RECORDED_HEADERS or name.startswith(_RECORDED_FAMILIES)
 
 
 def redact_query(target: str) -> tuple[str, str]:
@@ -105,34 +101,26 @@ def redact_text(text: str, rules_off: Collection[str] = ()) -> tuple[str, Counte
     off = frozenset(rules_off)
     # Text next to a replaced secret may match a rule now, so repeat until nothing is found: once, rarely twice.
     for _ in range(_MAX_ROUNDS):
-        if not (found := _find_unmarked(data, off)):
+        redacted = _replace_secrets(data, off, counts)
+        if redacted == data:
             break
-        counts.update(span.kind for span in found)
-        data = _replace_spans(data, found)
+        data = redacted
     return (data.decode("utf-8", "surrogatepass") if counts else text), counts
 
 
-def _find_unmarked(data: bytes, off: frozenset[str]) -> list[SecretSpan]:
-    """Find secrets outside of existing markers."""
-    found: list[SecretSpan] = []
-    start = 0
-    for marker in _MARKER.finditer(data) if b"[" in data else ():
-        found += _shift_spans(find_secrets(data[start : marker.start()], off), start)
-        start = marker.end()
-    return found + _shift_spans(find_secrets(data[start:] if start else data, off), start)
-
-
-def _shift_spans(spans: list[SecretSpan], by: int) -> list[SecretSpan]:
-    return [SecretSpan(span.start + by, span.end + by, span.kind) for span in spans] if by else spans
-
-
-def _replace_spans(data: bytes, spans: list[SecretSpan]) -> bytes:
+def _replace_secrets(data: bytes, off: frozenset[str], counts: Counter[str]) -> bytes:
+    """Replace the secrets outside of existing markers."""
     pieces: list[bytes] = []
-    start = 0
-    for span in spans:
-        pieces += (data[start : span.start], _build_marker(span.kind, data[span.start : span.end]))
-        start = span.end
-    pieces.append(data[start:])
+    start = copied = 0
+    markers = [marker.span() for marker in _MARKER.finditer(data)] if b"[" in data else []
+    for marker_start, marker_end in (*markers, (len(data), len(data))):
+        for span in find_secrets(data[start:marker_start], off):
+            counts[span.kind] += 1
+            begin, end = start + span.start, start + span.end
+            pieces += (data[copied:begin], _build_marker(span.kind, data[begin:end]))
+            copied = end
+        start = marker_end
+    pieces.append(data[copied:])
     return b"".join(pieces)
 
 
@@ -143,20 +131,17 @@ def _build_marker(kind: str, secret: bytes) -> bytes:
 def redact_json(value: Any, rules_off: Collection[str] = ()) -> tuple[Any, Counter[str]]:
     """Redact keys and strings of a JSON value; values under a key such as `password` count as well."""
     counts: Counter[str] = Counter()
+    off = frozenset(rules_off)
     while True:
         found: Counter[str] = Counter()
-        value = _redact_once(value, frozenset(rules_off), found)
+        value = map_json(
+            value,
+            partial(_redact_string, off=off, counts=found),
+            partial(_redact_member, off=off, counts=found),
+        )
         if not found:
             return value, counts
         counts.update(found)
-
-
-def _redact_once(value: Any, off: frozenset[str], counts: Counter[str]) -> Any:
-    return map_json(
-        value,
-        lambda text: _redact_string(text, off, counts),
-        lambda name, text: _redact_member(name, text, off, counts),
-    )
 
 
 def map_json(value: Any, text: Callable[[str], str], member: Callable[[str, str], str]) -> Any:

@@ -1,5 +1,5 @@
 r"""Rules for secrets in text: keys with a known prefix, private keys, tokens after an authentication scheme, passwords
-in URLs, and values assigned to names such as DB_PASSWORD.
+in URLs and commands, signatures, and values next to names such as DB_PASSWORD.
 
 Prefixes, lengths and alphabets are those that the providers document and that repository scanners use. Lengths are
 lower bounds, and a token is matched to its end, so a provider that makes its keys longer leaves no remainder. All
@@ -52,6 +52,7 @@ TOKEN_RULES = (
     TokenRule("slack-token", rf"xox[abeoprs]-{_W}{{10,}}+(?:\.{_W}++)*+"),
     TokenRule("slack-token", rf"xapp-\d-{_W}{{10,}}+"),
     TokenRule("slack-webhook", r"hooks\.slack\.com/(?:services|workflows|triggers)/[A-Za-z0-9/_-]{20,}+"),
+    TokenRule("discord-webhook", rf"discord(?:app)?\.com/api/webhooks/\d{{15,}}+/{_W}{{40,}}+"),
     TokenRule("stripe-key", rf"sk_(?:live|test|prod)_{_ALNUM}{{10,}}+"),
     TokenRule("stripe-key", rf"rk_(?:live|test|prod)_{_ALNUM}{{10,}}+"),
     TokenRule("stripe-key", r"whsec_[A-Za-z0-9+/]{24,}+=*+"),
@@ -84,6 +85,7 @@ TOKEN_RULES = (
     TokenRule("atlassian-token", r"ATATT3[A-Za-z0-9_=-]{60,}+"),
     TokenRule("telegram-token", rf"bot\d{{8,10}}:AA{_W}{{32,}}+"),
     TokenRule("age-key", r"AGE-SECRET-KEY-1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{50,}+"),
+    TokenRule("hypaware-token", rf"hypb_{_W}{{20,}}+"),
     TokenRule("jwt", rf"e(?<![A-Za-z0-9_.-]e)yJ{_W}{{10,}}+\.eyJ{_W}{{10,}}+(?:\.{_W}*+)?+"),
     TokenRule("jwt", rf"e(?<![A-Za-z0-9_.-]e)yJ{_W}{{10,}}+\.\.{_W}{{10,}}+\.{_W}{{10,}}+\.{_W}{{10,}}+"),
 )
@@ -93,6 +95,7 @@ AZURE_CLIENT = "azure-client-secret"
 COOKIE = "cookie"
 PRIVATE_KEY = "private-key"
 URL_PASSWORD = "url-password"
+SIGNATURE = "url-signature"
 PASSWORD = "password"
 ASSIGNED = "assigned-secret"
 _AFTER_SCHEME = rb"(?:[ \t]|%20|\\{1,3}t){1,8}+"
@@ -101,12 +104,14 @@ SCHEMES = {
     b"basic": (BASIC, re.compile(_AFTER_SCHEME + rb"([A-Za-z0-9+/]{8,}+={0,2}+)")),
 }
 """Schemes that precede a token that nothing else identifies. In lower case, like the names below."""
-AUTHORIZATION, COOKIE_NAME = b"authorization", b"cookie"
+AUTHORIZATION, COOKIE_NAME, AUTH_NAME = b"authorization", b"cookie", b"auth"
 SECRET_HEADERS = (AUTHORIZATION, COOKIE_NAME)
 _AFTER_HEADER = rb"[\\\"'`\]]{0,4}+[ \t]{0,8}+(?:=>|:=|==?|:)[ \t]{0,8}+\[?+(?:\\{0,3}[\"'`])?+"
 AUTHORIZATION_VALUE = re.compile(
     _AFTER_HEADER + rb"(?P<scheme>[A-Za-z][A-Za-z0-9-]{0,19}+[ \t]{1,8}+)?+(?P<value>[A-Za-z0-9._~+/=:-]{16,}+)"
 )
+AUTH_VALUE = re.compile(_AFTER_HEADER + rb"([A-Za-z0-9+/]{8,}+={0,2}+)")
+"""User and password in the configuration of Docker and npm."""
 COOKIE_VALUE = re.compile(_AFTER_HEADER + rb"([^\r\n\"'`\\]{1,8192}+)")
 COOKIE_TOKEN = re.compile(rb"[!-~]++")
 COOKIE_MIN_LENGTH = 16
@@ -117,9 +122,18 @@ PEM_END = re.compile(rb"-----END (?:[A-Z0-9]{1,16} ){0,3}PRIVATE KEY(?: BLOCK)?-
 PEM_MAX_LENGTH = 1 << 15
 PEM_REST = re.compile(rb"(?:[A-Za-z0-9+/=:, \t\r\n-]++|\\[nrt])*+")
 """The rest of a key whose end line is missing."""
-URL_CREDENTIALS = re.compile(rb"://[^\s/@:\"'<>\\?#]{0,256}+:([^\s/\"'<>@\\]{1,256}+)@")
+URL_CREDENTIALS = re.compile(
+    rb"://(?P<user>[^\s/@:\"'<>\\?#]{0,256}+)"
+    rb"(?::(?:(?P<password>[^\s/\"'<>@\\]{1,256}+(?:@[^\s/\"'<>@\\?#&,=]{1,256}+(?=@))*+)"
+    rb"|(?!\d{1,5}/)(?P<slashed>[^\s\"'<>@\\]{1,256}+)))?+@"
+)
+DATABASE_SCHEMES = (b"postgres", b"postgresql", b"mysql", b"mongodb", b"mongodb+srv", b"redis", b"rediss", b"amqp", b"amqps")
+"""Schemes whose URLs may hold a password with a slash. Elsewhere, what looks like it is a port and a path."""
+URL_SIGNATURE = re.compile(rb"sig(?<![a-z0-9_]sig)(?:nature)?=([a-z0-9%+/_~.=-]{16,}+)")
+SQL_NAME, SQL_PASSWORD = b"identified", re.compile(rb"(?i:[ \t]{1,8}+with[ \t]{1,8}+\w{1,40}+)?+(?i:[ \t]{1,8}+by)[ \t]{1,8}+(?P<open>')")
 # Endings of names whose value is a secret. Of names that end in `key` only these, because most keys are no secrets.
-PASSWORD_NAMES = (b"password", b"passwd", b"passphrase", b"pwd")
+PASSWORD_NAMES = (b"password", b"passwd", b"passphrase", b"passcode", b"pwd")
+SHORT_PASSWORD_NAME = re.compile(rb"(?:^|[^A-Za-z0-9]|[a-z](?=P))(?:pass|PASS|Pass)$")
 SECRET_NAMES = (b"secret", b"token")
 # fmt: off
 KEY_NAMES = (
@@ -132,10 +146,50 @@ ASSIGNMENT = re.compile(
     rb"(?P<close>[\\\"'`\]]{0,4}+)(?P<space>[ \t]{0,8}+)(?P<sign>=>|:=|==?|:)(?P<after>[ \t]{0,8}+)"
     rb"(?P<open>\\{0,3}[\"'`])?+"
 )
+_QUOTE = rb"\\{0,3}[\"'`]"
+_BLANK = rb"(?:[ \t\r\n]|\\[nrt])"
+OPTION_NAME = re.compile(rb"(?<![A-Za-z0-9_.-])--?[A-Za-z][A-Za-z0-9_.-]*+$")
+OPTION = re.compile(rb"(?:" + _QUOTE + rb",?[ \t]{0,8}+|[ \t]{1,8}+)(?P<open>" + _QUOTE + rb")?+(?!-)")
+"""`--password x`, also as a list of arguments."""
+TAG_NAME = re.compile(rb"<[A-Za-z0-9_:.-]*+$")
+ELEMENT = re.compile(rb"(?:[ \t][^<>]{0,256}+)?+>" + _BLANK + rb"{0,64}+(?:<!\[CDATA\[)?+")
+PROPERTY = re.compile(rb"</key>" + _BLANK + rb"{0,64}+<string>")
+"""A member of a property list."""
+ELEMENT_VALUE = re.compile(rb"[^<>\r\n]{1,2048}?(?=\]\]>|<)")
+PAIR_NAME = re.compile(rb"(?i:name|key)" + rb"\\{0,3}[\"']?[ \t]{0,8}+[:=][ \t]{0,8}+\\{0,3}[\"']?[A-Za-z0-9_.-]*+$")
+PAIR = re.compile(
+    rb"(?:\\{0,3}[\"'][^{}<>]{0,160}?|" + _BLANK + rb"{1,64}+)(?<![A-Za-z0-9_])\\{0,3}[\"']?(?i:value)\\{0,3}[\"']?"
+    rb"[ \t]{0,8}+[:=][ \t]{0,8}+(?P<open>" + _QUOTE + rb")?+"
+)
+"""The rest of a name and its value: `"name": "DB_PASSWORD", "value": "x"`."""
+SENTENCE = re.compile(rb"[ \t]{1,8}+(?:(?i:is|was)[ \t:]{1,8}+(?P<bare>)(?P<open>" + _QUOTE + rb")?+|(?P<quote>" + _QUOTE + rb"))")
+CALL = re.compile(rb"\([ \t]{0,8}+(?P<open>" + _QUOTE + rb")")
+NETRC_NAME = re.compile(rb"\blogin" + _BLANK + rb"{1,32}+[^\s\\]{1,128}+" + _BLANK + rb"{1,32}+password$")
+NETRC = re.compile(_BLANK + rb"{1,32}+(?P<open>)")
+SHORT_OPTION = re.compile(
+    rb"-(?<=[\s\"'`]-)(?P<name>-user|-proxy-user|[pPuUaw])(?P<gap>=|(?:" + _QUOTE + rb")?+[ \t,]{1,8}+)?+(?P<open>" + _QUOTE + rb")?+"
+)
+COMMANDS = {
+    name: re.compile(rb"\b(?:" + commands + rb")\b[^|;&]*+$")
+    for name, commands in {
+        b"p": rb"sshpass|(?:docker|podman|nerdctl|helm registry|oras|az|oc)[ \t]+login|mongo\w*|mongosh",
+        b"P": rb"sqlcmd|bcp|isql|unzip|zip",
+        b"a": rb"redis-cli|valkey-cli",
+        b"w": rb"ldap\w+",
+    }.items()
+}
+"""Commands whose short option is a password."""
+ATTACHED_COMMANDS = re.compile(rb"\b(?:mysql\w*|mariadb[\w-]*|7z[ar]?)\b[^|;&]*+$")
+"""Commands whose password follows `-p` without a space."""
+USER_COMMANDS = re.compile(rb"\b(?:curl|http|https|xh)\b[^|;&]*+$")
+USER = re.compile(rb"[^\s:\"'`\\]{0,128}+:")
 QUOTED_VALUE = {quote: re.compile(rb"(?:[^\\\r\n" + quote + rb"]++|\\[^\r\n])++") for quote in (b'"', b"'", b"`")}
 ESCAPED_QUOTED_VALUE = {
-    quote: re.compile(rb"(?:[^\\\r\n" + quote + rb"]++|\\[^\\\r\n" + quote + rb"])++") for quote in (b'"', b"'", b"`")
+    quote: re.compile(rb"(?:[^\\\r\n" + quote + rb"]++|\\\\(?:\\[^\r\n]|[^\\\r\n" + quote + rb"])|\\[^\\\r\n" + quote + rb"])++")
+    for quote in (b'"', b"'", b"`")
 }
 """The same for a quote written as `\\"`: JSON within a string."""
-BARE_VALUE = re.compile(rb"(?:[^\\\s\"'`,;<>(){}\[\]|&]++|\\[^\s\"'`nrt])++")
-ENV_VALUE = re.compile(rb"(?:[^\\\s\"'`]++|\\[^\s\"'`nrt])++")
+BARE_VALUE = re.compile(rb"(?:[^\\\s\"'`]++|\\[^\s\"'`nrt])++")
+BARE_END = re.compile(rb"[&;,](?=[A-Za-z_][A-Za-z0-9_. -]{0,40}+=)|<(?=[A-Za-z/!])|[,;.:]++(?=\s|$)")
+"""Where the next field or sentence begins."""
+CODE = re.compile(rb"[A-Za-z_][A-Za-z0-9_.:>-]*+[(\[{]")

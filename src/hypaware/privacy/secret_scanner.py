@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import re
+import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,7 +32,6 @@ _LOOK_BACK = 48
 _MAX_NAME = 64
 _MAX_VALUE = 2048
 _JUDGED_LENGTH = 128
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _NEEDLES = (b"123=", b"245=", b"1.111.2.14=")
 _ALL_TOKENS = re.compile("|".join(dict.fromkeys(rule.expression for rule in secret_rules.TOKEN_RULES)).encode())
 _EACH_TOKEN = tuple((rule.kind, re.compile(rule.expression.encode())) for rule in secret_rules.TOKEN_RULES)
@@ -55,9 +55,7 @@ def _build_class_table(members: dict[str, str]) -> bytes:
     return bytes(table)
 
 
-_RUN_TABLE = _build_class_table({"a": _LETTERS + "0123456789_-"})
-
-
+_RUN_TABLE = _build_class_table({"a": string.ascii_letters + string.digits + "_-"})
 # password, passwd, pwd · secret, token, key · passphrase; then a sign, a quote or a space.
 _ENDING_TABLE = _build_class_table(
     {"1": "oOsSpP", "2": "rRwWkK", "3": "dD", "4": "eE", "5": "tTnNyY", "=": "=: \t\"'\\`]"}
@@ -73,17 +71,21 @@ class SecretSpan:
 
 def find_secrets(data: bytes, off: frozenset[str] = frozenset()) -> list[SecretSpan]:
     """Return the secrets in the text, in order and without overlaps."""
-    looks = (_find_keys, _find_header_secrets, _find_private_keys, _find_url_passwords, _find_assignments)
-    found = [span for look in looks for span in look(data)]
-    if off:
-        found = [span for span in found if span.kind not in off]
-    return _merge_spans(found)
-
-
-def _merge_spans(found: list[SecretSpan]) -> list[SecretSpan]:
-    """Merge overlapping spans under the kind of the one that starts first."""
+    lowered = data.lower()
+    found = [
+        *_find_keys(data),
+        *_find_after_schemes(data, lowered),
+        *_find_in_authorizations(data, lowered),
+        *_find_in_cookies(data, lowered),
+        *_find_private_keys(data),
+        *_find_url_passwords(data),
+        *_find_assignments(data),
+    ]
+    # Overlapping spans get the kind of the one that starts first.
     joined: list[SecretSpan] = []
     for span in sorted(found, key=lambda each: (each.start, -each.end)):
+        if span.kind in off:
+            continue
         if joined and span.start < joined[-1].end:
             last = joined[-1]
             joined[-1] = SecretSpan(last.start, max(last.end, span.end), last.kind)
@@ -103,7 +105,13 @@ def _find_keys(data: bytes) -> Iterator[SecretSpan]:
         # Only some tokens start with a part that ends in one of these: `ya29.`, `hooks.slack.com/…`.
         begin = max(done, at - _LOOK_BACK) if before in b"./:~" else at
         end = _TOKEN_CHARACTERS.match(data, at).end()  # type: ignore[union-attr]
-        yield from _find_tokens(data, begin, end)
+        while token := _ALL_TOKENS.search(data, begin, end):
+            start = token.start()
+            if start and _WORD.match(data, start - 1):
+                begin = start + 1
+                continue
+            begin = token.end()
+            yield SecretSpan(start, begin, next(kind for kind, each in _EACH_TOKEN if each.match(data, start, end)))
         if has_azure:
             for secret in secret_rules.AZURE_SECRET.finditer(data, max(done, at - _LOOK_BACK), end):
                 yield SecretSpan(*secret.span(), secret_rules.AZURE_CLIENT)
@@ -111,39 +119,24 @@ def _find_keys(data: bytes) -> Iterator[SecretSpan]:
         at = alike.find(needle, end)
 
 
-def _find_tokens(data: bytes, begin: int, end: int) -> Iterator[SecretSpan]:
-    while token := _ALL_TOKENS.search(data, begin, end):
-        start = token.start()
-        if start and _WORD.match(data, start - 1):
-            begin = start + 1
-            continue
-        begin = token.end()
-        yield SecretSpan(start, begin, next(kind for kind, each in _EACH_TOKEN if each.match(data, start, end)))
-
-
-def _find_header_secrets(data: bytes) -> Iterator[SecretSpan]:
-    """Find secrets in quoted HTTP headers: `Authorization: Basic …`, `"cookie": "…"`.
-
-    Names and schemes are case-insensitive. A scheme alone is enough if only a credential can follow it; after a header
-    name the value must look like a secret. Only the values of a cookie are secret; its names and attributes stay.
-    """
-    lowered = data.lower()
-    yield from _find_after_schemes(data, lowered)
-    yield from _find_in_authorizations(data, lowered)
-    yield from _find_in_cookies(data, lowered)
+def _match_after(needle: bytes, data: bytes, lowered: bytes, pattern: re.Pattern[bytes]) -> Iterator[re.Match[bytes]]:
+    """Yield the match of the pattern after each occurrence of a needle, which is in lower case."""
+    at = lowered.find(needle)
+    while at >= 0:
+        after = at + len(needle)
+        if found := pattern.match(data, after):
+            after = found.end()
+            yield found
+        at = lowered.find(needle, after)
 
 
 def _find_after_schemes(data: bytes, lowered: bytes) -> Iterator[SecretSpan]:
+    """Find credentials after a scheme that only a credential can follow: `Basic …`, in any case."""
     names_header = secret_rules.AUTHORIZATION in lowered
     for scheme, (kind, form) in secret_rules.SCHEMES.items():
-        at = lowered.find(scheme)
-        while at >= 0:
-            after = at + len(scheme)
-            if token := form.match(data, after):
-                after = token.end()
-                if _is_mixed(token[1]) if kind == secret_rules.BEARER else _is_basic_credential(token[1], names_header):
-                    yield SecretSpan(*token.span(1), kind)
-            at = lowered.find(scheme, after)
+        for token in _match_after(scheme, data, lowered, form):
+            if _is_mixed(token[1]) if kind == secret_rules.BEARER else _is_basic_credential(token[1], names_header):
+                yield SecretSpan(*token.span(1), kind)
 
 
 def _is_basic_credential(token: bytes, names_header: bool) -> bool:
@@ -152,45 +145,30 @@ def _is_basic_credential(token: bytes, names_header: bool) -> bool:
         said = base64.b64decode(token + b"=" * (-len(token) % 4), validate=True)
     except ValueError:
         return False
-    return b":" in said and (names_header or _is_printable(said))
-
-
-def _is_printable(said: bytes) -> bool:
-    try:
-        return said.decode().isprintable()
-    except UnicodeDecodeError:
-        return False
+    # Bytes that are not UTF-8 become surrogates, which are not printable.
+    return b":" in said and (names_header or said.decode(errors="surrogateescape").isprintable())
 
 
 def _find_in_authorizations(data: bytes, lowered: bytes) -> Iterator[SecretSpan]:
-    """Find credentials of other schemes or without a scheme."""
-    at = lowered.find(secret_rules.AUTHORIZATION)
-    while at >= 0:
-        after = at + len(secret_rules.AUTHORIZATION)
-        if value := secret_rules.AUTHORIZATION_VALUE.match(data, after):
-            after = value.end()
-            scheme = (value["scheme"] or b"").strip().lower()
-            if scheme not in secret_rules.SCHEMES and _is_secret(
-                value["value"], secret_rules.ASSIGNED, is_env=False, is_quoted=False
-            ):
-                yield SecretSpan(*value.span("value"), secret_rules.ASSIGNED)
-        at = lowered.find(secret_rules.AUTHORIZATION, after)
+    """Find credentials of other schemes or without a scheme; the value must look like a secret."""
+    for found in _match_after(secret_rules.AUTHORIZATION, data, lowered, secret_rules.AUTHORIZATION_VALUE):
+        value, scheme = found["value"], (found["scheme"] or b"").strip().lower()
+        if scheme not in secret_rules.SCHEMES and _is_secret(
+            value, secret_rules.ASSIGNED, is_env=False, is_quoted=False
+        ):
+            yield SecretSpan(*found.span("value"), secret_rules.ASSIGNED)
 
 
 def _find_in_cookies(data: bytes, lowered: bytes) -> Iterator[SecretSpan]:
-    at = lowered.find(secret_rules.COOKIE_NAME)
-    while at >= 0:
-        after = at + len(secret_rules.COOKIE_NAME)
-        if cookie := secret_rules.COOKIE_VALUE.match(data, after):
-            after = cookie.end()
-            begin = cookie.start(1)
-            for pair in cookie[1].split(b";"):
-                name, sign, value = pair.partition(b"=")
-                if sign and name.strip().lower() not in secret_rules.COOKIE_ATTRIBUTES and _is_cookie_secret(value):
-                    start = begin + len(name) + 1
-                    yield SecretSpan(start, start + len(value.rstrip()), secret_rules.COOKIE)
-                begin += len(pair) + 1
-        at = lowered.find(secret_rules.COOKIE_NAME, after)
+    """Find the values of cookies; their names and attributes are no secrets."""
+    for cookie in _match_after(secret_rules.COOKIE_NAME, data, lowered, secret_rules.COOKIE_VALUE):
+        begin = cookie.start(1)
+        for pair in cookie[1].split(b";"):
+            name, sign, value = pair.partition(b"=")
+            if sign and name.strip().lower() not in secret_rules.COOKIE_ATTRIBUTES and _is_cookie_secret(value):
+                start = begin + len(name) + 1
+                yield SecretSpan(start, start + len(value.rstrip()), secret_rules.COOKIE)
+            begin += len(pair) + 1
 
 
 def _is_cookie_secret(value: bytes) -> bool:
@@ -276,7 +254,12 @@ def _find_value(data: bytes, sign: int, assignment: re.Match[bytes], ends: _Valu
         pattern = forms[opened[-1:]]
     else:
         pattern = secret_rules.ENV_VALUE if is_env else secret_rules.BARE_VALUE
-    end = _find_value_end(data, start, pattern, ends)
+    # Nested values end together, so no text is scanned twice.
+    begin, end = ends.get(pattern, (0, 0))
+    if not begin <= start < end:
+        found = pattern.match(data, start)
+        end = found.end() if found else start
+        ends[pattern] = (start, end)
     # A quoted value of that length is a document; secrets inside it are found by their form.
     if end == start or (opened and end >= start + _MAX_VALUE):
         return None
@@ -284,16 +267,6 @@ def _find_value(data: bytes, sign: int, assignment: re.Match[bytes], ends: _Valu
         # A function call: this is program code, and the secret itself is not in the text.
         return None
     return start, end, is_env
-
-
-def _find_value_end(data: bytes, start: int, pattern: re.Pattern[bytes], ends: _ValueEnds) -> int:
-    """Return the end of a value. Nested values end together, so no text is scanned twice."""
-    begin, end = ends.get(pattern, (0, 0))
-    if not begin <= start < end:
-        found = pattern.match(data, start)
-        end = found.end() if found else start
-        ends[pattern] = (start, end)
-    return end
 
 
 def classify_member(name: str, value: str) -> str | None:
@@ -347,11 +320,7 @@ _NAME_PATTERN = (
     f"(?i:{_alternatives(secret_rules.PASSWORD_NAMES)}|{_alternatives(secret_rules.SECRET_NAMES)}"
     f"|(?:{_alternatives(secret_rules.KEY_NAMES)})[_.-]*key)|_KEY"
 )
-
-
 _SIGN_PATTERN = r"[\\\"'`\]]*[ \t]*[=:]"
-
-
 SECRET_HINT = "|".join(
     (
         *dict.fromkeys(_loosen(rule.expression) for rule in secret_rules.TOKEN_RULES),

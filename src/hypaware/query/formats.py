@@ -6,6 +6,7 @@ target at the end. A device or a named pipe is written directly. Of a symbolic l
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -26,12 +27,7 @@ TEXT_TABLES = ("table", "markdown")
 
 
 def render(
-    name: str,
-    schema: pa.Schema,
-    batches: Iterable[pa.RecordBatch],
-    *,
-    width: int | None = None,
-    color: bool = False,
+    name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, width: int | None = None, color: bool = False
 ) -> Iterator[bytes]:
     """Render the batches in the named format. `width` and `color` are those of the terminal, if there is one."""
     if name == "arrow":
@@ -56,32 +52,20 @@ def _arrow_stream(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Itera
     """Render the batches in the Arrow IPC streaming format."""
     import pyarrow as pa
 
-    sink = _ByteBuffer()
+    sink = io.BytesIO()
+
+    def take() -> bytes:
+        written = sink.getvalue()
+        sink.seek(0)
+        sink.truncate()
+        return written
+
     with pa.ipc.new_stream(sink, schema) as writer:
-        yield sink.take()
+        yield take()
         for batch in batches:
             writer.write_batch(batch)
-            yield sink.take()
-    yield sink.take()
-
-
-class _ByteBuffer:
-    """A file object whose content can be taken between writes."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._written: list[bytes] = []
-
-    def write(self, data: pa.Buffer) -> None:
-        self._written.append(bytes(data))
-
-    def flush(self) -> None:
-        """Do nothing: writes are not buffered."""
-
-    def take(self) -> bytes:
-        written, self._written = b"".join(self._written), []
-        return written
+            yield take()
+    yield take()
 
 
 @contextmanager

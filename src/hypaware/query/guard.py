@@ -145,7 +145,12 @@ def parse_statement(session: SparkSession, sql: str, known: Collection[str]) -> 
             named.append(node)
     relations = {relation for node in named if (relation := _resolve_relation(node, ctes, known))}
     ordered = any(node["class"].endswith((".Sort", ".Offset")) for node in tree)
-    return Statement(plan, frozenset(relations), _final_limit(tree[0]), ordered)
+    limit = None
+    if tree[0]["class"].endswith(".GlobalLimit"):
+        match tree[0]["limitExpr"]:
+            case [{"dataType": "integer", "value": str() as value}]:
+                limit = int(value)
+    return Statement(plan, frozenset(relations), limit, ordered)
 
 
 def _parse_plan(session: SparkSession, sql: str) -> Any:
@@ -171,21 +176,16 @@ def _parsed_nodes(plan: Any, tree: PlanTree) -> Iterator[PlanNode]:
     for node in iterate_nodes(tree):
         named_windows = named_windows or _WINDOW_DEFINITIONS in node
         yield node
-    if named_windows:
-        for definition in _window_definitions(plan):
-            for node in iterate_nodes(read_plan(definition)):
-                if _WINDOW_DEFINITIONS in node:
-                    raise QueryRefused(f"a WINDOW clause within a WINDOW clause is not allowed: {_ALLOWED}")
-                yield node
-
-
-def _window_definitions(plan: Any) -> Iterator[Any]:
-    """Yield the definitions of WINDOW clauses, which the JSON of the plan does not show."""
-    stack = [plan]
+    # The JSON of the plan does not show the definitions of WINDOW clauses.
+    stack = [plan] if named_windows else []
     while stack:
         plan = stack.pop()
         if plan.nodeName() == "WithWindowDefinition":
-            yield from _iterate(plan.windowDefinitions().values())
+            for definition in _iterate(plan.windowDefinitions().values()):
+                for node in iterate_nodes(read_plan(definition)):
+                    if _WINDOW_DEFINITIONS in node:
+                        raise QueryRefused(f"a WINDOW clause within a WINDOW clause is not allowed: {_ALLOWED}")
+                    yield node
         for below in (plan.children(), plan.innerChildren(), plan.subqueries()):
             stack.extend(_iterate(below))
 
@@ -250,15 +250,6 @@ def _split_name(text: str) -> list[str]:
     return text[1:-1].split(", ")
 
 
-def _final_limit(root: PlanNode) -> int | None:
-    if not root["class"].endswith(".GlobalLimit"):
-        return None
-    match root["limitExpr"]:
-        case [{"dataType": "integer", "value": str() as value}]:
-            return int(value)
-    return None
-
-
 def _readable_name(name: str) -> str:
     """Turn the class name of a node, such as `CreateTableAsSelect`, into SQL words."""
     if name in _NODE_NAMES:
@@ -282,8 +273,8 @@ def check_analyzed(analyzed: Any, java: SparkClasses, known: Collection[str]) ->
         _check_analyzed_node(package, name)
         expressions = plan.expressions()
         if expressions.nonEmpty():
-            # Including the plans of subqueries in them.
-            for node in iterate_nodes(read_plan(java.as_one(expressions)), closed=_is_view):
+            # Wrapped in one, which is never evaluated. Includes the plans of subqueries in them.
+            for node in iterate_nodes(read_plan(java.coalesce(expressions)), closed=_is_view):
                 if _is_view(node):
                     _check_view(node["desc"]["identifier"]["table"], known)
                 else:
@@ -336,23 +327,14 @@ def iterate_nodes(tree: PlanTree, closed: Callable[[PlanNode], bool] = lambda no
 
 def _without_closed(items: list[Any], closed: Callable[[PlanNode], bool]) -> Iterator[Any]:
     """Yield the items of a list. If it is a tree, skip the nodes below closed ones."""
-    index = 0
-    while index < len(items):
-        item = items[index]
+    open_nodes = 0
+    for item in items:
+        if open_nodes:
+            open_nodes += item["num-children"] - 1
+            continue
         yield item
         if isinstance(item, dict) and "class" in item and closed(item):
-            index = _end_of(items, index)
-        else:
-            index += 1
-
-
-def _end_of(tree: PlanTree, start: int) -> int:
-    """Return the end index of the subtree that begins at `start`."""
-    index, open_nodes = start, 1
-    while open_nodes:
-        open_nodes += tree[index]["num-children"] - 1
-        index += 1
-    return index
+            open_nodes = item["num-children"]
 
 
 def hidden_fields(node: PlanNode) -> set[str]:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import date
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hypaware import telemetry
@@ -74,7 +73,7 @@ def run_overview(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         run.refresh_view(context, args.get("refresh", "auto"))
         shown = views.get_views(spark)
         with errors.translate_errors(), run.cancel_with(context, spark.sparkContext), shown.active():
-            document = build_overview(partial(_run_statement, context, shown), since)
+            document = build_overview(lambda sql: _run_statement(context, shown, sql), since)
         span.set(row_count=document["totals"]["parts"])
     return document
 
@@ -92,17 +91,22 @@ def build_overview(ask: RunStatement, since: str | None) -> dict[str, Any]:
     totals = _Counts()
     for row in rows:
         totals.add(row)
-    days = _group_by("date", "day", rows)
+    tools: defaultdict[str, Row] = defaultdict(lambda: {"calls": 0, "errors": 0})
+    for row in parts:
+        if (name := row["tool_name"]) is not None:
+            tools[name]["calls"] += row["tool_calls"]
+            tools[name]["errors"] += row["errors"]
+    days = sorted(_group_by("date", "day", rows), key=lambda row: row["day"])
     return {
         "since": since,
-        "first_day": min((row["day"] for row in days), default=None),
-        "last_day": max((row["day"] for row in days), default=None),
+        "first_day": days[0]["day"] if days else None,
+        "last_day": days[-1]["day"] if days else None,
         "totals": totals.counts(),
-        "days": sorted(days, key=lambda row: row["day"]),
+        "days": days,
         "projects": _sort_by("messages", _group_by("cwd", "cwd", rows)),
         "clients": _sort_by("messages", _group_by("client_name", "client", rows)),
         "models": _sort_by("messages", [row for row in _group_by("model", "model", rows) if row["model"] is not None]),
-        "tools": _sort_by("calls", _count_tools(parts)),
+        "tools": _sort_by("calls", [{"tool": name, **counts} for name, counts in tools.items()]),
     }
 
 
@@ -130,8 +134,7 @@ def _run_statement(context: JobContext, shown: Views, sql: str) -> list[Row]:
     known = datasets.list_names()
     statement = guard.parse_statement(shown.session, sql, known)
     shown.show(statement.relations)
-    check = partial(guard.check_analyzed, java=shown.java, known=known)
-    with closing(results.read_result(shown, statement, None, check).batches) as batches:
+    with closing(results.read_result(shown, statement, None, known).batches) as batches:
         return [row for batch in batches for row in batch.to_pylist()]
 
 
@@ -154,15 +157,6 @@ def _group_by(column: str, name: str, rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         tallies[row[column]].add(row)
     return [{name: value, **tally.counts()} for value, tally in tallies.items()]
-
-
-def _count_tools(parts: Iterable[Row]) -> list[Row]:
-    found: defaultdict[str, Row] = defaultdict(lambda: {"calls": 0, "errors": 0})
-    for row in parts:
-        if (name := row["tool_name"]) is not None:
-            found[name]["calls"] += row["tool_calls"]
-            found[name]["errors"] += row["errors"]
-    return [{"tool": name, **counts} for name, counts in found.items()]
 
 
 def _sort_by(count: str, rows: Iterable[Row]) -> list[Row]:

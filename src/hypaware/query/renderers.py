@@ -11,7 +11,6 @@ import base64
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import chain
 from typing import Any
 
@@ -130,12 +129,11 @@ def _markdown_row(texts: list[str]) -> bytes:
 def _markdown_cell(text: str | None) -> str:
     if text is None:
         return "*null*"
-    return "<br>".join(_escape_markdown(line) for line in _LINE_BREAK.split(text))
-
-
-def _escape_markdown(line: str) -> str:
-    escaped = _MARKUP.sub(r"\\\g<0>", escape_cell(line))
-    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace("://", ":&#47;/")
+    lines = []
+    for line in _LINE_BREAK.split(text):
+        escaped = _MARKUP.sub(r"\\\g<0>", escape_cell(line))
+        lines.append(escaped.replace("&", "&amp;").replace("<", "&lt;").replace("://", ":&#47;/"))
+    return "<br>".join(lines)
 
 
 def render_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch], style: TableStyle) -> Iterator[bytes]:
@@ -164,15 +162,13 @@ def _pages(batches: Iterable[pa.RecordBatch], width: int | None) -> Iterator[lis
     for batch in batches:
         for start in range(0, batch.num_rows, _PAGE_ROWS):
             piece = batch.slice(start, _PAGE_ROWS)
-            columns = [[_visible_text(text, width) for text in text_values(column)] for column in piece.columns]
+            # Escape only the visible part, and one character more to show that the text is truncated.
+            end = None if width is None else width + 1
+            columns = [
+                [None if text is None else escape_cell(text[:end]) for text in text_values(column)]
+                for column in piece.columns
+            ]
             yield list(zip(*columns, strict=True))
-
-
-def _visible_text(text: str | None, width: int | None) -> str | None:
-    if text is None:
-        return None
-    # Escape only the visible part, and one character more to show that the text is truncated.
-    return escape_cell(text if width is None else text[: width + 1])
 
 
 def _column_width(name: str, page: list[Row], at: int) -> int:
@@ -198,17 +194,16 @@ def _fit_widths(natural: list[int], width: int | None) -> list[int]:
 
 
 def _table_line(row: Iterable[str | None], widths: list[int], right: list[bool], style: TableStyle) -> bytes:
-    shown = [_table_cell(text, wide, number, style) for text, wide, number in zip(row, widths, right, strict=True)]
+    shown = []
+    for text, width, is_right in zip(row, widths, right, strict=True):
+        visible = _NULL if text is None else text
+        if style.width is not None and cell_len(visible) > width:
+            visible = set_cell_size(visible, width - 1) + "…"
+        space = " " * (width - cell_len(visible))
+        if text is None and style.color:
+            visible = f"\x1b[2m{visible}\x1b[0m"
+        shown.append(space + visible if is_right else visible + space)
     return (_SEPARATOR.join(shown).rstrip() + "\n").encode()
-
-
-def _table_cell(text: str | None, width: int, right: bool, style: TableStyle) -> str:
-    visible = _NULL if text is None else text
-    if style.width is not None and cell_len(visible) > width:
-        visible = set_cell_size(visible, width - 1) + "…"
-    space = " " * (width - cell_len(visible))
-    shown = f"\x1b[2m{visible}\x1b[0m" if text is None and style.color else visible
-    return space + shown if right else shown + space
 
 
 def _row_blocks(names: list[str], pages: Iterable[list[Row]], style: TableStyle) -> Iterator[bytes]:
@@ -231,13 +226,18 @@ def json_values(column: pa.Array) -> list[Any]:
     if pa.types.is_timestamp(kind):
         return _to_list(_format_times(column))
     if pa.types.is_decimal(kind):
-        return _convert(column, lambda number: orjson.Fragment(_format_decimal(number)))
+        return _convert(column, lambda number: orjson.Fragment(format(number, "f")))
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return _convert(column, lambda data: base64.b64encode(data).decode())
     if pa.types.is_date(kind) or pa.types.is_time(kind):
         return _to_list(column.cast(pa.string()))
     if pa.types.is_struct(kind):
-        return _struct_values(column)
+        names = [field.name for field in kind]
+        fields = [json_values(column.field(index)) for index in range(kind.num_fields)]
+        is_valid = column.is_valid().to_pylist()
+        rows = zip(*fields, strict=True) if fields else (() for _ in is_valid)
+        pairs = zip(is_valid, rows, strict=True)
+        return [dict(zip(names, row, strict=True)) if valid else None for valid, row in pairs]
     if pa.types.is_map(kind):
         keys, items = json_values(column.keys), json_values(column.items)
         return _slice_values(
@@ -257,14 +257,12 @@ def text_values(column: pa.Array) -> list[str | None]:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _to_list(column)
     if pa.types.is_decimal(kind):
-        return _convert(column, _format_decimal)
+        return _convert(column, lambda number: format(number, "f"))
     if pa.types.is_floating(kind):
-        return _convert(column, _format_float)
+        return _convert(column, lambda number: repr(number).replace("nan", "NaN").replace("inf", "Infinity"))
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         return _to_list(column.cast(pa.string()))
-    return [
-        None if value is None else value if isinstance(value, str) else _json(value) for value in json_values(column)
-    ]
+    return [value if value is None or isinstance(value, str) else _json(value) for value in json_values(column)]
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -282,14 +280,6 @@ def _format_times(column: pa.Array) -> pa.Array:
     if column.type.unit == "s":
         return written
     return pc.replace_substring_regex(written, pattern=r"\.?0+(Z?)$", replacement=r"\1")
-
-
-def _struct_values(column: pa.Array) -> list[Any]:
-    names = [column.type.field(index).name for index in range(column.type.num_fields)]
-    fields = [json_values(column.field(index)) for index in range(column.type.num_fields)]
-    is_valid = column.is_valid().to_pylist()
-    rows = zip(*fields, strict=True) if fields else (() for _ in is_valid)
-    return [dict(zip(names, row, strict=True)) if valid else None for valid, row in zip(is_valid, rows, strict=True)]
 
 
 def _slice_values(column: pa.Array, cut: Callable[[int, int], Any]) -> list[Any]:
@@ -311,13 +301,3 @@ def _map_key(value: Any) -> str:
     if isinstance(value, orjson.Fragment):
         return str(value.contents)
     return value if isinstance(value, str) else _json(value)
-
-
-def _format_decimal(number: Decimal) -> str:
-    return format(number, "f")
-
-
-def _format_float(number: float) -> str:
-    if number != number:
-        return "NaN"
-    return repr(number).replace("inf", "Infinity")

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from hypaware.errors import HypError
 from hypaware.query import spill
-from hypaware.query.guard import Statement
+from hypaware.query.guard import Statement, check_analyzed
 from hypaware.query.views import SparkClasses, Views
 
 if TYPE_CHECKING:
@@ -43,16 +43,16 @@ class QueryResult:
     batches: Generator[pa.RecordBatch, None, None]
 
 
-def read_result(views: Views, statement: Statement, max_rows: int | None, check: Callable[[Any], None]) -> QueryResult:
-    """Run the statement. `check` gets the analyzed plan first. Up to `max_rows` + 1 rows are returned."""
-    session = views.session
+def read_result(views: Views, statement: Statement, max_rows: int | None, known: Collection[str]) -> QueryResult:
+    """Check the analyzed plan over the known datasets and run it. Up to `max_rows` + 1 rows are returned."""
+    session, java = views.session, views.java
     bounds = (statement.limit, None if max_rows is None else max_rows + 1)
     wanted = min((bound for bound in bounds if bound is not None), default=_NO_BOUND)
-    plan = _limit_plan(views.java, statement, wanted, max_rows)
-    dataset = views.java.dataset(session._jsparkSession, plan)
-    check(dataset.queryExecution().analyzed())
+    dataset = java.dataset.ofRows(session._jsparkSession, _limit_plan(java, statement, wanted, max_rows))
+    check_analyzed(dataset.queryExecution().analyzed(), java, known)
     dataset = _to_arrow_types(session, dataset)
-    schema = pa.ipc.read_schema(pa.py_buffer(views.java.arrow_schema_message(dataset.schema())))
+    schema_message = java.arrow.toArrowSchema(dataset.schema(), "UTC", False, False).serializeAsMessage()
+    schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
     if not schema.names:
         raise HypError("this SELECT has no columns", kind="query_invalid")
     if wanted <= _FEW_ROWS:
@@ -132,22 +132,20 @@ def _to_arrow_types(session: SparkSession, dataset: Any) -> Any:
     from pyspark.sql import DataFrame
 
     fields = json.loads(dataset.schema().json())["fields"]
-    conversions = [_conversion(field["type"], f"c{index}") for index, field in enumerate(fields)]
-    if not any(conversions):
-        return dataset
     columns = [f"c{index}" for index in range(len(fields))]
-    frame = DataFrame(dataset, session).toDF(*columns)
-    frame = frame.selectExpr(*(convert or name for convert, name in zip(conversions, columns, strict=True)))
+    converted = []
+    for field, name in zip(fields, columns, strict=True):
+        types = json.dumps(_type_names(field["type"]))
+        if '"variant"' in types:
+            converted.append(f"to_json({name})")
+        elif '"interval' in types:
+            converted.append(f"CAST({name} AS STRING)")
+        else:
+            converted.append(name)
+    if converted == columns:
+        return dataset
+    frame = DataFrame(dataset, session).toDF(*columns).selectExpr(*converted)
     return frame.toDF(*(field["name"] for field in fields))._jdf
-
-
-def _conversion(type_: Any, name: str) -> str | None:
-    text = json.dumps(_type_names(type_))
-    if '"variant"' in text:
-        return f"to_json({name})"
-    if '"interval' in text:
-        return f"CAST({name} AS STRING)"
-    return None
 
 
 def _type_names(type_: Any) -> Any:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hypaware import telemetry
@@ -45,8 +44,7 @@ def run_query(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
             statement = guard.parse_statement(session_views.session, sql, known)
             health.check_tables(context.home, statement.datasets)
             session_views.show(statement.relations)
-            check = partial(guard.check_analyzed, java=session_views.java, known=known)
-            result = results.read_result(session_views, statement, max_rows, check)
+            result = results.read_result(session_views, statement, max_rows, known)
             limited = RowLimit(result.batches, max_rows)
             width, color = args.get("width"), bool(args.get("color"))
             with closing(result.batches):

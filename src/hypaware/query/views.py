@@ -16,22 +16,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from hypaware.lake.schema import full_table_name
+from hypaware.lake.schema import SQL_TYPES, full_table_name
 from hypaware.model import datasets
-from hypaware.model.columns import ColumnType
 from hypaware.model.datasets import Dataset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_SQL_TYPES = {
-    ColumnType.STRING: "STRING",
-    ColumnType.INT: "INT",
-    ColumnType.BIGINT: "BIGINT",
-    ColumnType.BOOLEAN: "BOOLEAN",
-    ColumnType.TIMESTAMP: "TIMESTAMP",
-    ColumnType.JSON: "STRING",
-}
 
 # Small, so that rows of any length fit the memory of the JVM.
 ROWS_FROM_JVM = 64
@@ -105,7 +95,7 @@ class Views:
 
 def view_sql(dataset: Dataset, stored: frozenset[str]) -> str:
     columns = ", ".join(
-        f"`{column.name}`" if column.name in stored else f"CAST(NULL AS {_SQL_TYPES[column.type]}) AS `{column.name}`"
+        f"`{column.name}`" if column.name in stored else f"CAST(NULL AS {SQL_TYPES[column.type]}) AS `{column.name}`"
         for column in dataset.columns
     )
     return f"SELECT {columns} FROM {full_table_name(dataset.name)}" if stored else f"SELECT {columns} WHERE false"
@@ -117,30 +107,17 @@ class SparkClasses:
     def __init__(self, session: SparkSession) -> None:
         sql = session._jvm.org.apache.spark.sql
         logical, expressions = sql.catalyst.plans.logical, sql.catalyst.expressions
-        self.session = sql.classic.SparkSession
-        self._dataset = sql.classic.Dataset
-        self._arrow = sql.util.ArrowUtils
+        self.session, self.dataset = sql.classic.SparkSession, sql.classic.Dataset
+        self.arrow = sql.util.ArrowUtils
+        self.coalesce = expressions.Coalesce
         self._global_limit, self._local_limit = logical.GlobalLimit, logical.LocalLimit
         self._literal, self._integer = expressions.Literal, sql.types.DataTypes.IntegerType
-        self._list = expressions.Coalesce
-
-    def dataset(self, java_session: Any, plan: Any) -> Any:
-        """Analyze a parsed plan."""
-        return self._dataset.ofRows(java_session, plan)
 
     def limit_of_each_partition(self, rows: int, plan: Any) -> Any:
         return self._local_limit(self._literal(rows, self._integer), plan)
 
     def limit(self, rows: int, plan: Any) -> Any:
         return self._global_limit(self._literal(rows, self._integer), self.limit_of_each_partition(rows, plan))
-
-    def arrow_schema_message(self, schema: Any) -> bytes:
-        message: bytes = self._arrow.toArrowSchema(schema, "UTC", False, False).serializeAsMessage()
-        return message
-
-    def as_one(self, expressions: Any) -> Any:
-        """Wrap several expressions in one, which is never evaluated."""
-        return self._list(expressions)
 
 
 _views_by_session: WeakKeyDictionary[SparkSession, Views] = WeakKeyDictionary()

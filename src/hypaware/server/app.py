@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -20,13 +19,19 @@ from aiohttp.typedefs import Handler, Middleware
 from aiohttp.web_exceptions import HTTPException
 
 from hypaware.errors import HypError
-from hypaware.home import Home
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.server import auth, batches, http
 from hypaware.server.auth import Authenticator, Caller, SignedToken, TokenSigner
-from hypaware.server.batches import AlreadyStored, BatchOutcome, IncomingBatch, OverlappingBatch, StoredBatch
-from hypaware.server.group_commit import BatchReceiver, GroupCommit
+from hypaware.server.batches import (
+    AlreadyStored,
+    BatchOutcome,
+    BatchReceiver,
+    GroupCommit,
+    IncomingBatch,
+    OverlappingBatch,
+    StoredBatch,
+)
 from hypaware.server.health import ServerMetrics, StorageHealth, log
 from hypaware.server.http import ENCODINGS, HttpProblem, bad_request, json_response, too_large, unavailable
 from hypaware.server.limits import ByteBudget, ConcurrencyLimit, InFlight, RateLimiter, Reservation, ServerLimits
@@ -34,7 +39,6 @@ from hypaware.spool import segments
 from hypaware.state import ledger
 from hypaware.state.home_opener import OpenHome
 from hypaware.state.ledger import BatchSender, Coverage
-from hypaware.state.store import StateStore
 
 # The signals of the published contract and their datasets. Its other signals have no dataset yet.
 SIGNALS = {"proxy": "ai_gateway_messages"}
@@ -44,79 +48,51 @@ _EXTENSIONS = ("batches", "watermark", "ranges")
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@dataclass
 class ServerContext:
     """The components of a running server."""
 
-    home: Home
-    store: StateStore
-    server_id: str
-    limits: ServerLimits
-    auth: Authenticator
-    receiver: BatchReceiver
-    metrics: ServerMetrics
-    health: StorageHealth
-    signals: dict[str, Dataset]
-    body_memory: ByteBudget
-    concurrency: ConcurrencyLimit
-    request_rate: RateLimiter
-    enrolment_rate: RateLimiter
-    in_flight: InFlight = field(default_factory=InFlight)
-    draining: bool = False
+    def __init__(self, home_open: OpenHome, limits: ServerLimits, *, refresh_seconds: float = 1.0) -> None:
+        self.home, self.store, self.limits = home_open.home, home_open.store, limits
+        self.metrics, self.health = ServerMetrics(), StorageHealth()
+        self.signals = {signal: datasets.get(name) for signal, name in SIGNALS.items()}
+        names = [dataset.name for dataset in self.signals.values()]
+        folders = {name: batches.create_incoming_folder(self.home, name) for name in names}
+        self.server_id = auth.server_id(self.home)
+        signer = TokenSigner(auth.signing_key(self.home))
+        self.auth = Authenticator(self.store, signer, refresh_seconds=refresh_seconds)
+        commit = GroupCommit(self.store, self.metrics, self.health, limits.keep_free_bytes)
+        self.receiver = BatchReceiver(self.store, folders, commit, limits, self.health)
+        self.body_memory = ByteBudget(limits.held_bytes)
+        self.concurrency = ConcurrencyLimit(limits.requests_at_once)
+        self.request_rate = RateLimiter(limits.requests_per_second, 2 * limits.requests_per_second)
+        self.enrolment_rate = RateLimiter(limits.enrolments_per_minute / 60, limits.enrolments_per_minute)
+        self.in_flight = InFlight()
+        self.draining = False
+        watch = self.metrics.watch
+        watch("hyp_server_waiting_batches", "Durable batches waiting for their commit", lambda: commit.waiting)
+        watch("hyp_server_held_bytes", "Bytes of request bodies in memory", lambda: self.body_memory.reserved)
 
     def probe_storage(self) -> None:
         for dataset in self.signals.values():
             folder = batches.incoming_folder(segments.spool_folder(self.home, dataset.name))
             self.health.probe(self.store, folder, self.limits.keep_free_bytes)
 
-    def close(self) -> None:
-        """Finish every batch that was received, then close the store."""
-        self.receiver.close()
-        self.store.close()
-
-
-def create_context(home_open: OpenHome, limits: ServerLimits, *, refresh_seconds: float = 1.0) -> ServerContext:
-    home, store = home_open.home, home_open.store
-    metrics, health = ServerMetrics(), StorageHealth()
-    signals = {signal: datasets.get(name) for signal, name in SIGNALS.items()}
-    folders = {dataset.name: batches.create_incoming_folder(home, dataset.name) for dataset in signals.values()}
-    server_id, signer = auth.server_id(home), TokenSigner(auth.signing_key(home))
-    commit = GroupCommit(store, metrics, health, limits.keep_free_bytes)
-    metrics.watch("hyp_server_waiting_batches", "Durable batches waiting for their commit", lambda: commit.waiting)
-    body_memory = ByteBudget(limits.held_bytes)
-    metrics.watch("hyp_server_held_bytes", "Bytes of request bodies in memory", lambda: body_memory.reserved)
-    return ServerContext(
-        home=home,
-        store=store,
-        server_id=server_id,
-        limits=limits,
-        auth=Authenticator(store, signer, refresh_seconds=refresh_seconds),
-        receiver=BatchReceiver(store, folders, commit, limits, health),
-        metrics=metrics,
-        health=health,
-        signals=signals,
-        body_memory=body_memory,
-        concurrency=ConcurrencyLimit(limits.requests_at_once),
-        request_rate=RateLimiter(limits.requests_per_second, 2 * limits.requests_per_second),
-        enrolment_rate=RateLimiter(limits.enrolments_per_minute / 60, limits.enrolments_per_minute),
-    )
-
 
 def make_app(context: ServerContext) -> web.Application:
     app = web.Application(middlewares=[_middleware(context)])
-    identity, ingest, operators = IdentityRoutes(context), IngestRoutes(context), OperatorRoutes(context)
+    routes = _Routes(context)
     app.add_routes(
         [
-            web.post("/v1/identity/bootstrap", identity.bootstrap),
-            web.post("/v1/identity/refresh", identity.refresh),
-            web.get("/v1/config", identity.config),
-            web.get("/v1/capabilities", operators.capabilities),
-            web.post("/v1/ingest/{signal}", ingest.batch),
-            web.get("/v1/ingest/{signal}/batches/{id:.+}", ingest.find_batch),
-            web.get("/v1/ingest/{signal}/watermark", ingest.watermark),
-            web.get("/healthz", operators.health),
-            web.get("/readyz", operators.ready),
-            web.get("/metrics", operators.metrics),
+            web.post("/v1/identity/bootstrap", routes.bootstrap),
+            web.post("/v1/identity/refresh", routes.refresh),
+            web.get("/v1/config", routes.config),
+            web.get("/v1/capabilities", routes.capabilities),
+            web.post("/v1/ingest/{signal}", routes.batch),
+            web.get("/v1/ingest/{signal}/batches/{id:.+}", routes.find_batch),
+            web.get("/v1/ingest/{signal}/watermark", routes.watermark),
+            web.get("/healthz", routes.health),
+            web.get("/readyz", routes.ready),
+            web.get("/metrics", routes.metrics),
         ]
     )
     return app
@@ -145,19 +121,16 @@ def _middleware(context: ServerContext) -> Middleware:
             response = HttpProblem(500, "internal").response()
         # Do not disclose the HTTP library and its version.
         response.headers["Server"] = "hypaware"
-        context.metrics.requests.labels(_route(request), str(response.status)).inc()
+        # The route's pattern: the path would put batch ids into the metrics.
+        resource = request.match_info.route.resource
+        route = resource.canonical if resource is not None else "none"
+        context.metrics.requests.labels(route, str(response.status)).inc()
         return response
 
     return respond
 
 
-def _route(request: web.Request) -> str:
-    """Return the route's pattern. The path would put batch ids into the metrics."""
-    resource = request.match_info.route.resource
-    return resource.canonical if resource is not None else "none"
-
-
-class IngestRoutes:
+class _Routes:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
@@ -233,6 +206,48 @@ class IngestRoutes:
                 metrics.batches.labels("refused" if problem.status < 500 else "failed").inc()
                 raise problem
 
+    async def bootstrap(self, request: web.Request) -> web.Response:
+        self._context.enrolment_rate.take(request.remote or "")
+        fields = await read_json(request, self._context.limits.idle_seconds)
+        return _token_response(await asyncio.to_thread(self._context.auth.enrol, fields))
+
+    async def refresh(self, request: web.Request) -> web.Response:
+        caller = await self._context.auth.authenticate(request)
+        self._context.request_rate.take(caller.key)
+        return _token_response(await self._context.auth.renew(caller))
+
+    async def config(self, request: web.Request) -> web.Response:
+        """Respond 404, the contract's answer if gateways are configured locally."""
+        await self._context.auth.authenticate(request)
+        raise HttpProblem(404, "no_config")
+
+    async def capabilities(self, _request: web.Request) -> web.Response:
+        return json_response(
+            {
+                "server": "hypaware",
+                "server_id": self._context.server_id,
+                "api": 1,
+                "extensions": _EXTENSIONS,
+                "encodings": ENCODINGS,
+                "limits": self._context.limits.published(),
+            }
+        )
+
+    async def health(self, _request: web.Request) -> web.Response:
+        return json_response({"status": "ok"})
+
+    async def ready(self, _request: web.Request) -> web.Response:
+        if self._context.draining:
+            raise HttpProblem(503, "draining")
+        if self._context.health.problem is not None:
+            await asyncio.to_thread(self._context.probe_storage)
+        if (problem := self._context.health.problem) is not None:
+            raise HttpProblem(503, "storage_unavailable", reason=problem)
+        return json_response({"status": "ready"})
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._context.metrics.text(), headers={"Content-Type": _PROMETHEUS})
+
 
 def _holes(covered: Coverage) -> list[list[int | str]]:
     return [[_json_sequence(hole.after), _json_sequence(hole.last)] for hole in covered.holes]
@@ -267,26 +282,6 @@ async def read_body(request: web.Request, limits: ServerLimits, reservation: Res
     return b"".join(pieces)
 
 
-class IdentityRoutes:
-    def __init__(self, context: ServerContext) -> None:
-        self._context = context
-
-    async def bootstrap(self, request: web.Request) -> web.Response:
-        self._context.enrolment_rate.take(request.remote or "")
-        fields = await read_json(request, self._context.limits.idle_seconds)
-        return _token_response(await asyncio.to_thread(self._context.auth.enrol, fields))
-
-    async def refresh(self, request: web.Request) -> web.Response:
-        caller = await self._context.auth.authenticate(request)
-        self._context.request_rate.take(caller.key)
-        return _token_response(await self._context.auth.renew(caller))
-
-    async def config(self, request: web.Request) -> web.Response:
-        """Respond 404, the contract's answer if gateways are configured locally."""
-        await self._context.auth.authenticate(request)
-        raise HttpProblem(404, "no_config")
-
-
 def _token_response(token: SignedToken) -> web.Response:
     return json_response({"jwt": token.jwt, "expires_at": token.expires_at}, headers={"Cache-Control": "no-store"})
 
@@ -313,35 +308,3 @@ async def read_json(request: web.Request, seconds: float) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad_request("bad_json", "the body is not a JSON object")
     return value
-
-
-class OperatorRoutes:
-    def __init__(self, context: ServerContext) -> None:
-        self._context = context
-
-    async def capabilities(self, _request: web.Request) -> web.Response:
-        return json_response(
-            {
-                "server": "hypaware",
-                "server_id": self._context.server_id,
-                "api": 1,
-                "extensions": _EXTENSIONS,
-                "encodings": ENCODINGS,
-                "limits": self._context.limits.published(),
-            }
-        )
-
-    async def health(self, _request: web.Request) -> web.Response:
-        return json_response({"status": "ok"})
-
-    async def ready(self, _request: web.Request) -> web.Response:
-        if self._context.draining:
-            raise HttpProblem(503, "draining")
-        if self._context.health.problem is not None:
-            await asyncio.to_thread(self._context.probe_storage)
-        if (problem := self._context.health.problem) is not None:
-            raise HttpProblem(503, "storage_unavailable", reason=problem)
-        return json_response({"status": "ready"})
-
-    async def metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._context.metrics.text(), headers={"Content-Type": _PROMETHEUS})

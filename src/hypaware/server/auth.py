@@ -41,9 +41,9 @@ from hypaware.errors import HypError, StateError, UsageError
 from hypaware.home import Home, durable_files
 from hypaware.server import http
 from hypaware.server.http import HttpProblem, bad_request
-from hypaware.state import gateways
-from hypaware.state.gateways import BootstrapToken, GatewayClaim, GatewayRecord
+from hypaware.state import ledger
 from hypaware.state.home_opener import open_home
+from hypaware.state.ledger import BootstrapToken, GatewayClaim, GatewayRecord
 from hypaware.state.store import StateStore
 
 _after_key = faults.crash_point("server.keep.after-write", "the server's signing key or id is durable")
@@ -105,11 +105,17 @@ class Authenticator:
         caller = self._signer.verify(token.strip()) if scheme.lower() == "bearer" and token.isascii() else None
         if caller is None or caller.token_id in await self._revoked_ids():
             raise HttpProblem(401, "unauthorized")
-        http.check_gateway(request.headers, caller.gateway_id)
+        named = http.read_name(request.headers, "X-Hyp-Gateway")
+        if named is not None and caller.gateway_id is not None and named != caller.gateway_id:
+            raise HttpProblem(403, "gateway_mismatch")
         return caller
 
     async def renew(self, caller: Caller) -> SignedToken:
-        await asyncio.to_thread(self._mark_used, caller.token_id)
+        def mark_used() -> None:
+            with self._store.transaction() as connection:
+                ledger.touch_token(connection, caller.token_id)
+
+        await asyncio.to_thread(mark_used)
         return self._signer.sign(caller)
 
     def enrol(self, body: Mapping[str, Any]) -> SignedToken:
@@ -120,33 +126,30 @@ class Authenticator:
         if (gateway_id is None) != (secret is None):
             raise bad_request("bad_request", "gateway_id and gateway_secret must be sent together")
         with self._store.transaction() as connection:
-            found = gateways.find_token(connection, hash_token(token))
+            found = ledger.find_token(connection, hash_token(token))
             if found is None or found.refusal(datetime.now(UTC)):
                 raise HttpProblem(401, "unauthorized")
-            gateways.touch_token(connection, found.id)
+            ledger.touch_token(connection, found.id)
             owner = f"label:{found.label}" if found.label else f"token:{found.id}"
             if gateway_id is not None and secret is not None:
                 bound = sha256(secret.encode()).hexdigest()
-                if not gateways.bind_gateway(
+                if not ledger.bind_gateway(
                     connection, GatewayClaim(TENANT, gateway_id, owner, bound, found.label, host)
                 ):
                     raise HttpProblem(403, "gateway_bound")
         return self._signer.sign(Caller(found.id, owner, gateway_id, found.label))
 
-    def _mark_used(self, token_id: str) -> None:
-        with self._store.transaction() as connection:
-            gateways.touch_token(connection, token_id)
-
     async def _revoked_ids(self) -> frozenset[str]:
         """Return the revoked tokens, read again after a moment, because another process revokes them."""
+
+        def read() -> frozenset[str]:
+            with self._store.reading() as connection:
+                return ledger.revoked_token_ids(connection)
+
         if self._clock() - self._refreshed_at >= self._refresh_seconds:
-            self._revoked = await asyncio.to_thread(self._read_revoked)
+            self._revoked = await asyncio.to_thread(read)
             self._refreshed_at = self._clock()
         return self._revoked
-
-    def _read_revoked(self) -> frozenset[str]:
-        with self._store.reading() as connection:
-            return gateways.revoked_token_ids(connection)
 
 
 def _text_field(body: Mapping[str, Any], name: str) -> str | None:
@@ -219,10 +222,6 @@ def signing_key(home: Home) -> bytes:
     return key
 
 
-def has_server_id(home: Home) -> bool:
-    return (server_folder(home) / "server.id").is_file()
-
-
 def server_id(home: Home) -> str:
     raw = _read_or_create(server_folder(home) / "server.id", lambda: f"srv-{secrets.token_hex(8)}\n".encode())
     return raw.decode().strip()
@@ -249,19 +248,19 @@ def create_token(home: Home, label: str | None = None, ttl_seconds: float | None
     secret = f"{TOKEN_PREFIX}{secrets.token_urlsafe(32)}"
     token = BootstrapToken(f"tok_{secrets.token_hex(6)}", label, now.isoformat(), expires_at, None, None)
     with closing(open_home(home).store) as store, store.transaction() as connection:
-        gateways.add_token(connection, token, hash_token(secret))
+        ledger.add_token(connection, token, hash_token(secret))
     return secret, token
 
 
 def list_tokens(home: Home) -> list[BootstrapToken]:
     with closing(open_home(home).store) as store, store.reading() as connection:
-        return gateways.list_tokens(connection)
+        return ledger.list_tokens(connection)
 
 
 def revoke_token(home: Home, id_or_label: str) -> list[str]:
     """Revoke the matching tokens and every gateway that enrolled with them. Return the tokens' ids."""
     with closing(open_home(home).store) as store, store.transaction() as connection:
-        revoked = gateways.revoke_tokens(connection, id_or_label)
+        revoked = ledger.revoke_tokens(connection, id_or_label)
     if not revoked:
         raise HypError(
             f"no active token has the id or label {id_or_label!r}", kind="unknown_token", repair="hyp server token list"
@@ -275,11 +274,11 @@ def token_as_json(token: BootstrapToken) -> dict[str, Any]:
 
 def list_gateways(home: Home) -> list[GatewayRecord]:
     with closing(open_home(home).store) as store, store.reading() as connection:
-        return gateways.list_gateways(connection, TENANT)
+        return ledger.list_gateways(connection, TENANT)
 
 
 def release_gateway(home: Home, gateway_id: str) -> None:
     """Release a gateway id, for a machine that lost its secret. The next machine that enrols under the id gets it."""
     with closing(open_home(home).store) as store, store.transaction() as connection:
-        if not gateways.release_gateway(connection, TENANT, gateway_id):
+        if not ledger.release_gateway(connection, TENANT, gateway_id):
             raise HypError(f"this server knows no gateway {gateway_id!r}", kind="unknown_gateway")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -64,22 +65,19 @@ class ServerMetrics:
     def __init__(self) -> None:
         # Not the global registry: a test process may run several servers.
         self._registry = CollectorRegistry(auto_describe=True)
-        self.requests = Counter(
-            "hyp_server_requests", "Requests answered", ["route", "status"], registry=self._registry
-        )
-        self.rows = Counter("hyp_server_rows", "Rows stored", registry=self._registry)
-        self.body_bytes = Counter("hyp_server_body_bytes", "Bytes of batches received", registry=self._registry)
-        self.batches = Counter("hyp_server_batches", "Batches by outcome", ["outcome"], registry=self._registry)
+        counter = partial(Counter, registry=self._registry)
+        self.requests = counter("hyp_server_requests", "Requests answered", ["route", "status"])
+        self.rows = counter("hyp_server_rows", "Rows stored")
+        self.body_bytes = counter("hyp_server_body_bytes", "Bytes of batches received")
+        self.batches = counter("hyp_server_batches", "Batches by outcome", ["outcome"])
         self.commits = Histogram(
             "hyp_server_commit_seconds",
             "Time from gathering a group of batches to answering them",
             buckets=_BUCKETS,
             registry=self._registry,
         )
-        self.flushes = Counter("hyp_server_flushes", "Flushes by status", ["status"], registry=self._registry)
-        self.maintenances = Counter(
-            "hyp_server_maintenances", "Maintenance runs by status", ["status"], registry=self._registry
-        )
+        self.flushes = counter("hyp_server_flushes", "Flushes by status", ["status"])
+        self.maintenances = counter("hyp_server_maintenances", "Maintenance runs by status", ["status"])
 
     def watch(self, name: str, description: str, value: Callable[[], float]) -> None:
         """Add a gauge whose value is read when the metrics are requested."""

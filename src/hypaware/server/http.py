@@ -85,13 +85,19 @@ def read_batch_headers(headers: Mapping[str, str]) -> BatchHeaders:
     sha = headers.get("X-Hyp-Content-Sha256")
     if sha is not None and not _SHA256.fullmatch(sha):
         raise bad_request("bad_header", "X-Hyp-Content-Sha256 must be a sha256 in hex")
+    encoding = headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in ("", "identity", *ENCODINGS):
+        raise bad_request("bad_encoding", f"Content-Encoding must be identity or one of {', '.join(ENCODINGS)}")
+    acked_to = headers.get("X-Hyp-Acked-To")
+    if acked_to is not None and (not _SEQ.fullmatch(acked_to) or int(acked_to) > _MAX_SEQ):
+        raise bad_request("bad_header", "X-Hyp-Acked-To must be a sequence")
     return BatchHeaders(
         id=check_name("X-Hyp-Batch-Id", headers["X-Hyp-Batch-Id"], kind="bad_batch_id"),
         incarnation=read_incarnation(headers),
         delivery=_read_delivery(headers),
-        acked_to=_read_acked_to(headers),
+        acked_to=None if acked_to is None else int(acked_to),
         content_sha=sha.lower() if sha else None,
-        encoding=_read_encoding(headers.get("Content-Encoding", "")),
+        encoding=encoding if encoding in ENCODINGS else None,
         host=read_name(headers, "X-Hyp-Host"),
     )
 
@@ -120,13 +126,6 @@ def read_incarnation(headers: Mapping[str, str]) -> str:
     return read_name(headers, "X-Hyp-Incarnation") or ""
 
 
-def check_gateway(headers: Mapping[str, str], gateway_id: str | None) -> None:
-    """Raise Problem 403 if the client names another gateway than the one that its token was signed for."""
-    named = read_name(headers, "X-Hyp-Gateway")
-    if named is not None and gateway_id is not None and named != gateway_id:
-        raise HttpProblem(403, "gateway_mismatch")
-
-
 def _read_delivery(headers: Mapping[str, str]) -> StreamRange | None:
     given = headers.get("X-Hyp-Seq-Range")
     if given is None:
@@ -139,24 +138,6 @@ def _read_delivery(headers: Mapping[str, str]) -> StreamRange | None:
     if given_source is None or not read_incarnation(headers):
         raise bad_request("bad_header", "X-Hyp-Seq-Range requires X-Hyp-Source and X-Hyp-Incarnation")
     return StreamRange(check_source(_decode("X-Hyp-Source", given_source)), SequenceRange(after, last))
-
-
-def _read_acked_to(headers: Mapping[str, str]) -> int | None:
-    given = headers.get("X-Hyp-Acked-To")
-    if given is None:
-        return None
-    if not _SEQ.fullmatch(given) or int(given) > _MAX_SEQ:
-        raise bad_request("bad_header", "X-Hyp-Acked-To must be a sequence")
-    return int(given)
-
-
-def _read_encoding(given: str) -> str | None:
-    encoding = given.strip().lower()
-    if encoding in ("", "identity"):
-        return None
-    if encoding not in ENCODINGS:
-        raise bad_request("bad_encoding", f"Content-Encoding must be identity or one of {', '.join(ENCODINGS)}")
-    return encoding
 
 
 def _decode(header: str, given: str) -> str:

@@ -51,12 +51,8 @@ class ServerLimits:
     """How long requests in progress may take to finish when the server stops."""
 
     def published(self) -> dict[str, int]:
-        return {
-            "max_body_bytes": self.max_body_bytes,
-            "max_decompressed_bytes": self.max_decompressed_bytes,
-            "max_rows": self.max_rows,
-            "max_line_bytes": self.max_line_bytes,
-        }
+        names = ("max_body_bytes", "max_decompressed_bytes", "max_rows", "max_line_bytes")
+        return {name: getattr(self, name) for name in names}
 
 
 class RateLimiter:
@@ -132,7 +128,7 @@ class ByteBudget:
     """Limits the bytes of request bodies in memory, over all requests."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self.reserved = 0
 
     @contextmanager
@@ -144,20 +140,17 @@ class ByteBudget:
         finally:
             self.reserved -= reservation.bytes
 
-    def take(self, count: int) -> None:
-        if self.reserved + count > self._limit:
-            raise unavailable("busy", _RETRY_SECONDS)
-        self.reserved += count
 
-
+@dataclass
 class Reservation:
     """The bytes that one request holds."""
 
-    def __init__(self, budget: ByteBudget) -> None:
-        self._budget = budget
-        self.bytes = 0
+    budget: ByteBudget
+    bytes: int = 0
 
     def grow_to(self, count: int) -> None:
-        if count > self.bytes:
-            self._budget.take(count - self.bytes)
+        if (added := count - self.bytes) > 0:
+            if self.budget.reserved + added > self.budget.limit:
+                raise unavailable("busy", _RETRY_SECONDS)
+            self.budget.reserved += added
             self.bytes = count

@@ -2,12 +2,10 @@
 
     lock ─▶ open the home ─▶ recover incoming/ ─▶ listen, announce the address ─▶ … SIGTERM ─▶ drain, close
 
-`run/server.json` holds `{pid, listen}` while the server listens. Flushes and maintenance run in the background and
-never delay a request.
+`run/server.json` holds `{pid, listen}` while the server listens.
 
-A flush runs in the engine when the spool is large or old enough. A failed flush is retried with backoff; its batches
-stay in the spool, and the server keeps accepting new ones. When the server ends, a running flush continues in the
-engine, and maintenance is cancelled.
+A flush runs in the engine when the spool is large or old enough. A failed flush is retried with backoff; the server
+keeps accepting batches. When the server ends, a running flush continues in the engine, and maintenance is cancelled.
 
 Maintenance uses the daemon's task and settings. The server ignores the machine's battery, and waits while a daemon runs
 in the same home, which already does the maintenance.
@@ -24,7 +22,7 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -33,8 +31,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from hypaware.config import Config, MaintainConfig
-from hypaware.config.load import LiveConfig
+from hypaware.config import Config, LiveConfig, MaintainConfig
 from hypaware.engine import client
 from hypaware.engine.background import Backoff, TaskClock, run_in_thread, run_periodic_task
 from hypaware.engine.launcher import Engine
@@ -42,7 +39,7 @@ from hypaware.errors import NotReady, UsageError
 from hypaware.home import Home, daemon_process, durable_files, locks
 from hypaware.maintain.task import MaintenanceTask, quiet_hours_reason
 from hypaware.server import auth, batches
-from hypaware.server.app import ServerContext, create_context, make_app
+from hypaware.server.app import ServerContext, make_app
 from hypaware.server.health import ServerMetrics, log
 from hypaware.server.limits import ServerLimits
 from hypaware.spool import reader, segments
@@ -85,7 +82,9 @@ def run_server(
     os.environ.pop("HYP_ENGINE", None)
     config = LiveConfig(home, log)
     with open_server(home, options) as context:
-        tasks = ServerTasks(engine or Engine(home), config, clock or TaskClock()) if options.flush else None
+        tasks: AbstractAsyncContextManager[None] = nullcontext()
+        if options.flush:
+            tasks = _running_tasks(engine or Engine(home), config, clock or TaskClock(), context.metrics)
         asyncio.run(_until_signalled(context, tasks, options, say))
     log.info("the server has ended")
 
@@ -99,16 +98,12 @@ def open_server(home: Home, options: ServerOptions) -> Iterator[ServerContext]:
         raise NotReady(f"a server of {home.root} is already running (process {pid})", kind="server_running")
     try:
         home_open = open_home(home)
-        try:
+        with closing(home_open.store):
             _recover(home_open)
-            context = create_context(home_open, options.limits, refresh_seconds=options.revocation_seconds)
-        except BaseException:
-            home_open.store.close()
-            raise
-        try:
-            yield context
-        finally:
-            context.close()
+            context = ServerContext(home_open, options.limits, refresh_seconds=options.revocation_seconds)
+            # Finishes every batch that was received, before the store is closed.
+            with closing(context.receiver):
+                yield context
     finally:
         locks.unlock(lock)
 
@@ -116,7 +111,7 @@ def open_server(home: Home, options: ServerOptions) -> Iterator[ServerContext]:
 def _recover(home_open: OpenHome) -> None:
     if home_open.rebuilt:
         log.warning("%s", home_open.rebuilt)
-    had_ledger = auth.has_server_id(home_open.home)
+    had_ledger = (auth.server_folder(home_open.home) / "server.id").is_file()
     server_id = auth.server_id(home_open.home)
     with home_open.store.transaction() as connection:
         lost = had_ledger and ledger.ledger_owner(connection) != server_id
@@ -129,7 +124,10 @@ def _recover(home_open: OpenHome) -> None:
 
 
 async def _until_signalled(
-    context: ServerContext, tasks: ServerTasks | None, options: ServerOptions, say: Callable[[str], None]
+    context: ServerContext,
+    tasks: AbstractAsyncContextManager[None],
+    options: ServerOptions,
+    say: Callable[[str], None],
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -144,7 +142,7 @@ async def _until_signalled(
         say(f"listening on {address}")
 
     try:
-        async with tasks.running(context.metrics) if tasks else nullcontext():
+        async with tasks:
             await serve(context, options, announce, stop)
     finally:
         status_file.unlink(missing_ok=True)
@@ -171,7 +169,9 @@ async def serve(
             await site.start()
         except OSError as error:
             raise NotReady(f"cannot listen on {options.host}:{options.port}: {error}", kind="cannot_listen") from error
-        announce(_server_address(runner.addresses[0], tls=options.tls_cert is not None))
+        host, port = runner.addresses[0][:2]
+        scheme = "http" if options.tls_cert is None else "https"
+        announce(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
         await stop.wait()
         context.draining = True
         await site.stop()
@@ -202,42 +202,26 @@ def _is_secure(options: ServerOptions) -> bool:
         return False
 
 
-def _server_address(socket_name: tuple[object, ...], *, tls: bool) -> str:
-    host, port = str(socket_name[0]), socket_name[1]
-    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-@dataclass(frozen=True)
-class ServerTasks:
-    engine: Engine
-    config: Callable[[], Config]
-    clock: TaskClock
-
-    @asynccontextmanager
-    async def running(self, metrics: ServerMetrics) -> AsyncIterator[None]:
-        flush = ServerFlushTask(self.engine.home, self.config, metrics, self._flush)
-        maintenance = MaintenanceTask(
-            self.engine,
-            self.config,
-            _MaintenanceCounter(metrics),
-            self.clock,
-            reason_to_wait=partial(server_reason_to_wait, self.engine.home),
-            log=log,
-        )
-        backoff = Backoff(_FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS)
-        tasks = [
-            asyncio.create_task(run_periodic_task(flush, log, backoff)),
-            asyncio.create_task(run_periodic_task(maintenance, log)),
-        ]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-
-    def _flush(self) -> object:
-        return client.run_job(self.engine.home, self.config(), "flush", {}, engine=self.engine)
+@asynccontextmanager
+async def _running_tasks(
+    engine: Engine, config: Callable[[], Config], clock: TaskClock, metrics: ServerMetrics
+) -> AsyncIterator[None]:
+    home = engine.home
+    flush = ServerFlushTask(home, config, metrics, lambda: client.run_job(home, config(), "flush", {}, engine=engine))
+    reason_to_wait = partial(server_reason_to_wait, home)
+    counter = _MaintenanceCounter(metrics)
+    maintenance = MaintenanceTask(engine, config, counter, clock, reason_to_wait=reason_to_wait, log=log)
+    backoff = Backoff(_FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS)
+    tasks = [
+        asyncio.create_task(run_periodic_task(flush, log, backoff)),
+        asyncio.create_task(run_periodic_task(maintenance, log)),
+    ]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 class ServerFlushTask:

@@ -10,7 +10,6 @@ validated here.
 
 from __future__ import annotations
 
-import functools
 import io
 import multiprocessing
 import os
@@ -71,7 +70,12 @@ class ValidatorPool:
             return validate_batch(claims, body, self._limits)
         fields = (claims.dataset.name, claims.gateway_id, claims.encoding, claims.content_sha)
         try:
-            result = self._start_pool().submit(_validate_in_worker, fields, body, self._limits).result()
+            with self._lock:
+                if self._pool is None:
+                    spawn = multiprocessing.get_context("spawn")
+                    self._pool = ProcessPoolExecutor(self._processes, mp_context=spawn, initializer=_init_worker)
+                pool = self._pool
+            result = pool.submit(_validate_in_worker, fields, body, self._limits).result()
         except BrokenProcessPool:
             log.warning("a validation worker has died; validating its batch in the server process")
             self.close()
@@ -79,13 +83,6 @@ class ValidatorPool:
         if isinstance(result, ValidatedRows):
             return result
         raise HttpProblem(result[0], result[1], **result[2])
-
-    def _start_pool(self) -> ProcessPoolExecutor:
-        with self._lock:
-            if self._pool is None:
-                spawn = multiprocessing.get_context("spawn")
-                self._pool = ProcessPoolExecutor(self._processes, mp_context=spawn, initializer=_init_worker)
-            return self._pool
 
     def close(self) -> None:
         with self._lock:
@@ -179,8 +176,9 @@ def decompress(body: bytes, encoding: str | None, limit: int) -> bytes:
         return body
     if not body:
         return b""
-    # Import pyarrow on first use: it is large, and most of it is not needed here.
-    pa = _pyarrow()
+    # On first use: it is large, and most of it is not needed here.
+    import pyarrow as pa
+
     pieces: list[bytes] = []
     size = 0
     try:
@@ -193,10 +191,3 @@ def decompress(body: bytes, encoding: str | None, limit: int) -> bytes:
     except OSError as error:
         raise bad_request("bad_encoding", f"the body is not {encoding}: {error}") from None
     return b"".join(pieces)
-
-
-@functools.cache
-def _pyarrow() -> Any:
-    import pyarrow
-
-    return pyarrow

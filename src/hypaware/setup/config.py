@@ -10,7 +10,7 @@ If the user declines the import of history, `history_from` is set to now, so tha
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,9 +18,8 @@ from typing import Any
 
 from hypaware import faults
 from hypaware.backfill.request import is_enabled
-from hypaware.config import Config
+from hypaware.config import Config, parse_config, read_config_text
 from hypaware.config.edit import remove_table, replace_value
-from hypaware.config.load import parse_config, read_config_text
 from hypaware.config.schema import VERSION
 from hypaware.errors import ConfigError, HypError
 from hypaware.home import Home, durable_files
@@ -68,15 +67,46 @@ class MergedConfig:
 
 def merge_config(home: Home, choices: SetupChoices, found: Sequence[FoundClient], now: datetime) -> MergedConfig:
     """Return what `write_config` would write. Raise HypError if existing settings would change without `force`."""
-    merged = _merge(home, read_config_text(home.config), choices, found, now)
-    if merged.changes and not choices.force:
+    before = read_config_text(home.config)
+    edit, is_new = _ConfigEdit(home.config, before or _NEW_FILE, []), before is None
+    try:
+        config = parse_config(edit.text, home.config)
+    except ConfigError as error:
+        if not choices.force:
+            raise
+        edit = _ConfigEdit(home.config, _NEW_FILE, [f"the config is invalid and would be replaced ({error.message})"])
+        config, is_new = Config(), True
+    if choices.clients is not None:
+        clients = tuple(dict.fromkeys(choices.clients))
+    else:
+        clients = tuple(each.name for each in found if each.installed and (is_new or is_enabled(config, each.name)))
+    for name in clients:
+        # Write it even if it is the default: the daemon imports only clients that the config names.
+        if name not in config.clients or not is_enabled(config, name):
+            edit.set(("clients", name, "enabled"), True)
+    if not choices.imports:
+        for name in _never_imported(clients, config, found):
+            edit.set(("clients", name, "history_from"), now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    for name in _deselected_clients(choices, config, found, is_new):
+        edit.set(("clients", name, "enabled"), False)
+        if not is_new:
+            edit.changes.append(f"{name} would no longer be recorded")
+    days, current = choices.retention_days, config.retention.default_days
+    if is_new:
+        edit.set(("retention", "default_days"), days or 0)
+    elif days is not None and days != current:
+        edit.set(("retention", "default_days"), days)
+        edit.changes.append(f"retention.default_days would change from {current} to {days}")
+    sink = _set_export(edit, choices.export, config, home) if choices.export else None
+    after = parse_config(edit.text, home.config)
+    if edit.changes and not choices.force:
         raise HypError(
-            f"{merged.path} would change: {'; '.join(merged.changes)}. Nothing was done. Pass --force to change it; a "
+            f"{home.config} would change: {'; '.join(edit.changes)}. Nothing was done. Pass --force to change it; a "
             "backup copy is kept",
             kind=WOULD_CHANGE,
             repair="hyp config show",
         )
-    return merged
+    return MergedConfig(home.config, before, edit.text, after, clients, tuple(edit.changes), sink)
 
 
 def write_config(
@@ -105,36 +135,6 @@ def default_token_file(home: Home) -> str:
     return str(home.root / "server-token")
 
 
-def _merge(
-    home: Home, before: str | None, choices: SetupChoices, found: Sequence[FoundClient], now: datetime
-) -> MergedConfig:
-    edit = _ConfigEdit(home.config, before or _NEW_FILE, [])
-    is_new = before is None
-    try:
-        config = parse_config(edit.text, home.config)
-    except ConfigError as error:
-        if not choices.force:
-            raise
-        edit = _ConfigEdit(home.config, _NEW_FILE, [f"the config is invalid and would be replaced ({error.message})"])
-        config, is_new = Config(), True
-    clients = _selected_clients(choices, config, found, is_new)
-    for name in clients:
-        # Write it even if it is the default: the daemon imports only clients that the config names.
-        if name not in config.clients or not is_enabled(config, name):
-            edit.set(("clients", name, "enabled"), True)
-    if not choices.imports:
-        for name in _never_imported(clients, config, found):
-            edit.set(("clients", name, "history_from"), now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-    for name in _deselected_clients(choices, config, found, is_new):
-        edit.set(("clients", name, "enabled"), False)
-        if not is_new:
-            edit.changes.append(f"{name} would no longer be recorded")
-    _set_retention(edit, choices.retention_days, config, is_new)
-    sink = _set_export(edit, choices.export, config, home) if choices.export else None
-    after = parse_config(edit.text, home.config)
-    return MergedConfig(home.config, before, edit.text, after, clients, tuple(edit.changes), sink)
-
-
 @dataclass
 class _ConfigEdit:
     path: Path
@@ -146,14 +146,6 @@ class _ConfigEdit:
 
     def remove(self, key: tuple[str, ...]) -> None:
         self.text = remove_table(self.text, key, self.path)
-
-
-def _selected_clients(
-    choices: SetupChoices, config: Config, found: Iterable[FoundClient], is_new: bool
-) -> tuple[str, ...]:
-    if choices.clients is not None:
-        return tuple(dict.fromkeys(choices.clients))
-    return tuple(each.name for each in found if each.installed and (is_new or is_enabled(config, each.name)))
 
 
 def _deselected_clients(choices: SetupChoices, config: Config, found: Iterable[FoundClient], is_new: bool) -> list[str]:
@@ -178,15 +170,6 @@ def _never_imported(clients: Iterable[str], config: Config, found: Iterable[Foun
     return [name for name in clients if name not in imported | bounded]
 
 
-def _set_retention(edit: _ConfigEdit, days: int | None, config: Config, is_new: bool) -> None:
-    current = config.retention.default_days
-    if is_new:
-        edit.set(("retention", "default_days"), days or 0)
-    elif days is not None and days != current:
-        edit.set(("retention", "default_days"), days)
-        edit.changes.append(f"retention.default_days would change from {current} to {days}")
-
-
 def _set_export(edit: _ConfigEdit, export: ExportChoice, config: Config, home: Home) -> str | None:
     if export.kind == "keep-local":
         for name in config.sinks:
@@ -202,8 +185,11 @@ def _set_export(edit: _ConfigEdit, export: ExportChoice, config: Config, home: H
         wanted["encoder"] = "parquet"
         required = {"kind", "encoder", "destination"} if export.place else {"kind", "encoder"}
     declared = {sink: {"kind": each.kind, **each.options} for sink, each in config.sinks.items()}
-    if (existing := _find_sink(declared, {key: wanted[key] for key in required})) is not None:
-        return existing
+    for sink, options in declared.items():
+        # Never take one with a remote destination.
+        is_local = "://" not in str(options.get("destination", ""))
+        if is_local and all(options.get(key) == wanted[key] for key in required):
+            return sink
     if name not in declared:
         edit.set(("sinks", name), wanted)
         return name
@@ -217,15 +203,6 @@ def _set_export(edit: _ConfigEdit, export: ExportChoice, config: Config, home: H
         edit.remove(("sinks", name))
         edit.set(("sinks", name), wanted)
     return name
-
-
-def _find_sink(declared: Mapping[str, Mapping[str, Any]], required: Mapping[str, str]) -> str | None:
-    """Return the sink that already has the required options; never one with a remote destination."""
-    for name, options in declared.items():
-        is_local = "://" not in str(options.get("destination", ""))
-        if is_local and all(options.get(key) == value for key, value in required.items()):
-            return name
-    return None
 
 
 def _back_up(target: Path, stamp: str) -> Path:

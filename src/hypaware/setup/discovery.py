@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from heapq import nsmallest
@@ -16,13 +17,13 @@ from pathlib import Path
 
 from hypaware import plugins
 from hypaware.backfill import survey
-from hypaware.backfill.plan import redirect_stdout
+from hypaware.backfill.report import redirect_stdout
 from hypaware.backfill.survey import DueSource, read_import_state
 from hypaware.clients.client import Client, Provider
 from hypaware.clients.reader import TimeWindow
 from hypaware.errors import HypError
 from hypaware.home import Home
-from hypaware.home.file_system import open_regular_file
+from hypaware.home.durable_files import open_regular_file
 
 _HEAD_BYTES = 64 << 10
 _OLDEST_FILES = 8
@@ -69,9 +70,8 @@ class FoundClient:
         days = [day for day in (self.first_day, since.date().isoformat() if since else None) if day]
         last = max(each.last_written for each in within).date().isoformat()
         size = sum(each.size for each in within)
-        return HistoryEstimate(
-            count_sessions(each.path for each in within), size, min(max(days, default=last), last), last
-        )
+        sessions = count_sessions(each.path for each in within)
+        return HistoryEstimate(sessions, size, min(max(days, default=last), last), last)
 
 
 def find_clients(home: Home, variables: Mapping[str, str], now: datetime) -> list[FoundClient]:
@@ -90,7 +90,8 @@ def count_sessions(paths: Iterable[Path]) -> int:
 def _examine_client(home: Home, client: Client, environment: Mapping[str, str], now: datetime) -> FoundClient:
     """Examine one client; report an error, possibly of a plugin, as its problem."""
     try:
-        installed = _is_installed(client, environment)
+        has_settings = client.settings is not None and client.settings.path(environment).parent.is_dir()
+        installed = has_settings or shutil.which(client.name, path=environment.get("PATH")) is not None
     except Exception as error:
         return FoundClient(client, False, problem=f"{type(error).__name__}: {error}")
     if client.backfill is None:
@@ -110,37 +111,21 @@ def _examine_client(home: Home, client: Client, environment: Mapping[str, str], 
     waiting = tuple(
         PendingSource(each.snapshot.path, each.snapshot.size, _to_datetime(each.snapshot.mtime_ns)) for each in due
     )
-    return FoundClient(
-        client,
-        installed or bool(due or imported),
-        waiting,
-        imported,
-        _first_day(client.backfill, waiting),
-        was_imported=was_imported,
-    )
-
-
-def _is_installed(client: Client, environment: Mapping[str, str]) -> bool:
-    has_settings = client.settings is not None and client.settings.path(environment).parent.is_dir()
-    return has_settings or shutil.which(client.name, path=environment.get("PATH")) is not None
+    installed = installed or bool(due or imported)
+    first_day = _first_day(client.backfill, waiting)
+    return FoundClient(client, installed, waiting, imported, first_day, was_imported=was_imported)
 
 
 def _first_day(provider: Provider, waiting: Sequence[PendingSource]) -> str | None:
     """Return the first day in the files with the oldest last lines; one of them nearly always has it."""
-    found = (
-        _day_in_head(provider, each) for each in nsmallest(_OLDEST_FILES, waiting, key=lambda each: each.last_written)
-    )
-    return min((day for day in found if day), default=None)
-
-
-def _day_in_head(provider: Provider, source: PendingSource) -> str | None:
-    try:
-        with open_regular_file(source.path) as file:
-            time = provider.first_time(file.read(_HEAD_BYTES))
-    except Exception:
-        # A plugin failed or the file is gone. The import will report it; an estimate can do without.
+    found = []
+    for source in nsmallest(_OLDEST_FILES, waiting, key=lambda each: each.last_written):
         time = None
-    return (time or source.last_written.isoformat())[:10]
+        # If a plugin fails or the file is gone, the import will report it; an estimate can do without.
+        with suppress(Exception), open_regular_file(source.path) as file:
+            time = provider.first_time(file.read(_HEAD_BYTES))
+        found.append((time or source.last_written.isoformat())[:10])
+    return min(filter(None, found), default=None)
 
 
 def _to_datetime(nanoseconds: int) -> datetime:

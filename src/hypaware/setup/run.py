@@ -12,7 +12,7 @@ recording. If one client fails, the others are still imported. Clients are attac
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -31,7 +31,7 @@ from hypaware.gateway import handover
 from hypaware.gateway.attach_status import probe_gateway
 from hypaware.gateway.handover import gateway_unreachable, gateway_url
 from hypaware.home import Home, daemon_process
-from hypaware.home.file_system import reject_network_file_system
+from hypaware.home.durable_files import reject_network_file_system
 from hypaware.setup.config import MergedConfig, merge_config, write_config
 from hypaware.setup.plan import SetupListener, SetupPlan, SetupStep, StepStatus
 from hypaware.state.home_opener import read_identity
@@ -77,7 +77,9 @@ def run_setup(plan: SetupPlan, listener: SetupListener, *, dry_run: bool = False
     merged, first = configure_home(plan, dry_run=dry_run)
     runner.add(first)
     engine = runner.attempt(
-        "engine", lambda: install_engine(plan, listener, dry_run=dry_run), later=("hyp engine install",)
+        "engine",
+        lambda: _planned_engine(plan) if dry_run else install_engine(plan, listener),
+        later=("hyp engine install",),
     )
     if engine.error and plan.choices.imports:
         runner.add(SetupStep("import", "skipped", "requires the engine", ("hyp backfill",)))
@@ -94,9 +96,12 @@ def run_setup(plan: SetupPlan, listener: SetupListener, *, dry_run: bool = False
         daemon = runner.attempt("daemon", lambda: start_daemon(plan, dry_run=dry_run), later=("hyp daemon start",))
         skip_reason = "the daemon is not running" if daemon.error else None if plan.choices.attach else "declined"
     if skip_reason is None:
-        runner.add_each(attach_clients(plan, merged, dry_run=dry_run))
+        for step in attach_clients(plan, merged, dry_run=dry_run):
+            runner.add(step)
     else:
-        runner.add_each(skip_attach(plan, merged.clients, skip_reason))
+        for each in plan.settings(merged.clients):
+            message, command = f"{each.name}: {skip_reason}", f"hyp client attach {each.name}"
+            runner.add(SetupStep("attach", "skipped", message, (command,), facts={"client": each.name}))
     overview = None
     if not (dry_run or engine.error):
         try:
@@ -116,12 +121,8 @@ class _StepRunner:
         self.steps: list[SetupStep] = []
 
     def add(self, step: SetupStep) -> None:
-        self.add_each([step])
-
-    def add_each(self, steps: Iterable[SetupStep]) -> None:
-        for step in steps:
-            self.steps.append(step)
-            self._listener.step(step)
+        self.steps.append(step)
+        self._listener.step(step)
 
     def attempt(self, name: str, work: Callable[[], SetupStep], later: tuple[str, ...]) -> SetupStep:
         """Run a step. If it fails, add a failed step with the commands that repair it and then do it later."""
@@ -142,7 +143,12 @@ def configure_home(plan: SetupPlan, *, dry_run: bool) -> tuple[MergedConfig, Set
     """Write the config. Raise HypError if the config or the home cannot be created; then no other step runs."""
     merged = merge_config(plan.home, plan.choices, plan.found, plan.now)
     if dry_run:
-        return merged, _planned_config(plan, merged)
+        reject_network_file_system(plan.home.root)
+        plans = {"path": str(merged.path), "diff": merged.diff}
+        if not merged.is_changed:
+            return merged, SetupStep("config", "unchanged", f"{merged.path} would stay unchanged", facts=plans)
+        notes = (f"the previous version would be kept as {merged.path}.bak-<time>",) if merged.changes else ()
+        return merged, SetupStep("config", "would", f"{merged.path} would be written", notes=notes, facts=plans)
     read_identity(plan.home)
     try:
         merged, backup = write_config(plan.home, plan.choices, plan.found, plan.now)
@@ -155,19 +161,8 @@ def configure_home(plan: SetupPlan, *, dry_run: bool) -> tuple[MergedConfig, Set
     return merged, SetupStep("config", "done", f"{merged.path} written", notes=notes, facts=facts)
 
 
-def _planned_config(plan: SetupPlan, merged: MergedConfig) -> SetupStep:
-    reject_network_file_system(plan.home.root)
-    facts = {"path": str(merged.path), "diff": merged.diff}
-    if not merged.is_changed:
-        return SetupStep("config", "unchanged", f"{merged.path} would stay unchanged", facts=facts)
-    notes = (f"the previous version would be kept as {merged.path}.bak-<time>",) if merged.changes else ()
-    return SetupStep("config", "would", f"{merged.path} would be written", notes=notes, facts=facts)
-
-
-def install_engine(plan: SetupPlan, listener: SetupListener, *, dry_run: bool) -> SetupStep:
+def install_engine(plan: SetupPlan, listener: SetupListener) -> SetupStep:
     """Download the jars. The class archive for faster starts is built in the background of the first start."""
-    if dry_run:
-        return _planned_engine(plan)
     found = jvm.find_java()
     fetched = jars.install_jars(plan.cache, listener.progress)
     message = f"jars in {fetched.paths[0].parent}, Java {found.version}"
@@ -203,7 +198,15 @@ def import_history(plan: SetupPlan, merged: MergedConfig, listener: SetupListene
             span.set(providers_run=0, rows_written=0)
             span.status("skipped")
             return SetupStep("import", "skipped", "declined", ("hyp backfill",))
-        report = _run_import(plan, merged.config, args, listener, dry_run)
+        if dry_run:
+            report = backfill_dry_run.run_dry(
+                plan.home,
+                merged.config,
+                args,
+                lambda message, done, total, facts: listener.progress(message, done, total, **facts),
+            )
+        else:
+            report = client.run_job(plan.home, merged.config, "backfill", args, listener.event)
         error = find_failure(report, args["providers"])
         rows = sum(each["rows_written"] for each in report["providers"])
         span.set(providers_run=len(report["providers"]), rows_written=rows)
@@ -214,7 +217,9 @@ def import_history(plan: SetupPlan, merged: MergedConfig, listener: SetupListene
     sessions = sum(each["sessions_seen"] for each in report["providers"])
     imported = f"{format_count(rows, 'row')} of {format_count(sessions, 'session')}"
     if dry_run:
-        size = _estimated_bytes(plan, request)
+        names = [each.name for each in request.selection.chosen]
+        since = datetime.fromisoformat(request.window.since) if request.window.since else None
+        size = sum(each.estimate(since).bytes for each in plan.found if each.name in names)
         message = f"{imported} would be imported; {size:,} bytes would be read" if size else "nothing new"
         return SetupStep("import", "would" if rows else "unchanged", message, facts={**facts, "bytes": size})
     return SetupStep("import", "done" if rows else "unchanged", imported if rows else "nothing new", facts=facts)
@@ -237,24 +242,6 @@ def build_request(plan: SetupPlan, config: Config, clients: Sequence[str]) -> Im
         return None
     until = plan.now.isoformat()
     return parse_request(plan.home, config, providers, names=names, until=until, now=plan.now, variables=plan.variables)
-
-
-def _run_import(
-    plan: SetupPlan, config: Config, args: dict[str, Any], listener: SetupListener, dry_run: bool
-) -> dict[str, Any]:
-    if not dry_run:
-        return client.run_job(plan.home, config, "backfill", args, listener.event)
-
-    def progress(message: str, done: float, total: float, facts: dict[str, Any]) -> None:
-        listener.progress(message, done, total, **facts)
-
-    return backfill_dry_run.run_dry(plan.home, config, args, progress)
-
-
-def _estimated_bytes(plan: SetupPlan, request: ImportRequest) -> int:
-    names = [each.name for each in request.selection.chosen]
-    since = datetime.fromisoformat(request.window.since) if request.window.since else None
-    return sum(each.estimate(since).bytes for each in plan.found if each.name in names)
 
 
 def _import_span(
@@ -297,20 +284,12 @@ def attach_clients(plan: SetupPlan, merged: MergedConfig, *, dry_run: bool) -> I
             yield _client_step(each, "skipped" if dry_run else "failed", problem, (*problem.repair, *later), error)
             continue
         try:
-            yield _attached_step(
-                attach_client(plan.home, each, gateway_url(listen), plan.variables, dry_run=dry_run), dry_run
-            )
+            result = attach_client(plan.home, each, gateway_url(listen), plan.variables, dry_run=dry_run)
+            yield _attached_step(result, dry_run)
             if not dry_run:
                 handover.wait_for_fallback(plan.home)
         except HypError as error:
             yield _client_step(each, "failed", error, error.repair if dry_run else (*error.repair, *later), error)
-
-
-def skip_attach(plan: SetupPlan, clients: Sequence[str], why: str) -> Iterator[SetupStep]:
-    """Yield a skipped step for each client."""
-    for each in plan.settings(clients):
-        command = f"hyp client attach {each.name}"
-        yield SetupStep("attach", "skipped", f"{each.name}: {why}", (command,), facts={"client": each.name})
 
 
 def _find_gateway_problem(plan: SetupPlan, listen: str, dry_run: bool) -> NotReady | None:

@@ -77,36 +77,27 @@ def ingest(
 def _coerce_lines(
     dataset: Dataset, lines: BinaryIO, gateway_id: str, report: IngestReport
 ) -> Iterator[tuple[Row, int]]:
-    for number, line in _number_lines(lines):
-        if line is None:
-            report.rejected.append(RejectedLine(number, f"the line is longer than {MAX_LINE_BYTES >> 20} MiB"))
-            continue
-        if not line.strip():
-            continue
-        try:
-            yield coerce_row(dataset, _parse_line(line), gateway_id), len(line)
-        except RowRejected as reason:
-            report.rejected.append(RejectedLine(number, str(reason)))
-
-
-def _number_lines(lines: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (number, line), from 1 on. The line is None if it is too long."""
     number = 0
     while line := lines.readline(MAX_LINE_BYTES + 1):
         number += 1
-        if len(line) <= MAX_LINE_BYTES:
-            yield number, line.removeprefix(_UTF8_BOM) if number == 1 else line
+        if len(line) > MAX_LINE_BYTES:
+            while line and not line.endswith(b"\n"):
+                line = lines.readline(MAX_LINE_BYTES)
+            report.rejected.append(RejectedLine(number, f"the line is longer than {MAX_LINE_BYTES >> 20} MiB"))
             continue
-        while line and not line.endswith(b"\n"):
-            line = lines.readline(MAX_LINE_BYTES)
-        yield number, None
-
-
-def _parse_line(line: bytes) -> Any:
-    try:
-        return canonical.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RowRejected(f"not JSON: {error}") from None
+        if number == 1:
+            line = line.removeprefix(_UTF8_BOM)
+        if not line.strip():
+            continue
+        try:
+            row = canonical.loads(line)
+        except (ValueError, RecursionError) as error:
+            report.rejected.append(RejectedLine(number, f"not JSON: {error}"))
+            continue
+        try:
+            yield coerce_row(dataset, row, gateway_id), len(line)
+        except RowRejected as reason:
+            report.rejected.append(RejectedLine(number, str(reason)))
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def summarize_spool(home: Home, dataset: str, *, skip_deferred: bool = False) ->
     """Return the contents of a dataset's spool. `skip_deferred` ignores deferred segments."""
     folder = segments.spool_folder(home, dataset)
     # List active files first: a file that is sealed in between is counted as sealed, and only once.
-    active = {path.stem: _size_or_zero(path) for path in segments.list_active_files(folder)}
+    active = {path.stem: segments.file_size(path) for path in segments.list_active_files(folder)}
     sealed = {segment.name: segment for segment in segments.list_sealed_segments(folder)}
     moved = {_active_name(name) for name in sealed}
     if skip_deferred:
@@ -86,10 +86,3 @@ def _open_moved(path: Path) -> BinaryIO:
             with contextlib.suppress(FileNotFoundError):
                 return open(sealed, "rb")
         return io.BytesIO()
-
-
-def _size_or_zero(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -1,4 +1,4 @@
-"""Segments: their folders, their names, and the envelope of each line.
+"""Segments: their folders, their names, the envelope of each line, and the repair of those whose producer has died.
 
 A segment is `spool/<dataset>/active/<time>-<random>.jsonl` while its producer holds its flock, and then
 `spool/<dataset>/sealed/<time>-<random>.<rows>.jsonl`. Names sort by creation time; the names of one process keep its
@@ -9,11 +9,15 @@ A line is `{"n":<ordinal>,"v":1,"row":{…}}`. The ordinal is the line's positio
 is its segment's base plus its ordinal, so reading a line again gives the same row. `decode_line` is the only check of a
 line's validity, so all readers of the spool agree.
 
-@ref spool#deferred
+An active file that is not locked is an orphan. A repair truncates it to its last whole line and seals it. Truncated
+bytes were never acknowledged, because an acknowledged row ends with a newline that was fsynced with it.
+
+@ref spool#deferred @ref spool#orphans
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import time
@@ -23,7 +27,10 @@ from pathlib import Path
 
 import orjson
 
+from hypaware import faults
+from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files
+from hypaware.home.locks import is_file_at, lock_fd
 from hypaware.model import canonical
 from hypaware.model.datasets import Dataset, Row, RowRejected, coerce_row
 
@@ -36,6 +43,12 @@ _synced_folders: set[Path] = set()
 _name_lock = threading.Lock()
 _last_millisecond = 0
 ENVELOPE_VERSION = 1
+_POLL_SECONDS = 0.05
+_UNBORN_SECONDS = 60
+_before_rename = faults.crash_point(
+    "spool.repair.before-rename", "an orphan is truncated to its last whole line and durable"
+)
+_after_rename = faults.crash_point("spool.repair.after-rename", "a repaired orphan is sealed")
 
 
 @dataclass(frozen=True)
@@ -133,6 +146,14 @@ def _list_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and not path.name.startswith("."))
 
 
+def file_size(path: Path) -> int:
+    """Return the size of a file; 0 if it was sealed or removed in the meantime."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def count_lines(path: Path) -> int:
     """Count the lines of a file, including a last one without a newline."""
     lines, last = 0, b"\n"
@@ -167,3 +188,100 @@ def decode_line(dataset: Dataset, line: bytes, ordinal: int) -> Row:
         raise RowRejected("the envelope has no row")
     # Keep the gateway id from when the row was recorded, even if the home has a new one.
     return coerce_row(dataset, row, str(row.get("gateway_id")))
+
+
+@dataclass(frozen=True)
+class RepairedSegment:
+    name: str
+    rows: int
+    bytes_cut: int
+
+
+def wait_until_sealed(folder: SpoolFolder, seconds: float) -> list[Path]:
+    """Wait until producers seal the files that are active now, which they soon do. Repair orphans.
+
+    Return the files that a live but stuck process still holds.
+    """
+    unsealed = set(list_active_files(folder))
+    deadline = time.monotonic() + seconds
+    while unsealed:
+        repair_orphans(folder)
+        unsealed &= set(list_active_files(folder))
+        unsealed = {path for path in unsealed if file_size(path) > 0}
+        if not unsealed or time.monotonic() >= deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    return sorted(unsealed)
+
+
+def repair_orphans(folder: SpoolFolder) -> list[RepairedSegment]:
+    """Seal every active file that is not locked."""
+    _remove_unborn(folder)
+    repaired = []
+    for path in list_active_files(folder):
+        try:
+            repaired.append(_repair_orphan(folder, path))
+        except OSError as error:
+            raise Retryable(
+                f"could not seal {path}, which a stopped process has left: {error}", kind="spool_repair_failed"
+            ) from error
+    return [each for each in repaired if each is not None]
+
+
+def _repair_orphan(folder: SpoolFolder, path: Path) -> RepairedSegment | None:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        try:
+            lock_fd(fd, wait=False)
+        except BlockingIOError:
+            return None
+        # Its producer or another repair may have sealed it before we had the lock.
+        if not is_file_at(path, fd):
+            return None
+        size = os.fstat(fd).st_size
+        rows, whole = _whole_lines(fd)
+        if rows == 0:
+            durable_files.remove_durably(path)
+            return RepairedSegment(path.stem, 0, size)
+        if whole < size:
+            os.ftruncate(fd, whole)
+        durable_files.fsync_fd(fd)
+        _before_rename()
+        durable_files.rename_durably(path, folder.sealed / sealed_file_name(path.stem, rows))
+        _after_rename()
+        return RepairedSegment(path.stem, rows, size - whole)
+    finally:
+        os.close(fd)
+
+
+def _whole_lines(fd: int) -> tuple[int, int]:
+    """Count the whole lines of the file. Return the count and the end of the last one."""
+    rows = end = offset = 0
+    while block := os.pread(fd, 1 << 20, offset):
+        rows += block.count(b"\n")
+        if (last := block.rfind(b"\n")) >= 0:
+            end = offset + last + 1
+        offset += len(block)
+    return rows, end
+
+
+def _remove_unborn(folder: SpoolFolder) -> None:
+    """Remove empty files whose producer died before making them visible."""
+    for path in folder.active.glob(f"{NEW_PREFIX}*"):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            # Do not touch or lock a recent file: its producer is about to lock it.
+            if time.time() - os.fstat(fd).st_mtime > _UNBORN_SECONDS:
+                lock_fd(fd, wait=False)
+                if is_file_at(path, fd):
+                    path.unlink(missing_ok=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(fd)

@@ -7,17 +7,16 @@ was rebuilt from its mirror) is replayed from the lake.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hypaware.errors import HypError
-from hypaware.state.streams import OF_STREAM, StreamKey, advance_delivery_step, key_of
+from hypaware.state.streams import OF_STREAM, StreamKey, advance_delivery_step
 
 if TYPE_CHECKING:
     from hypaware.state.store import Connection
 
-_LISTED = "id, sink, dataset, source, incarnation, seq_after, seq_last, row_count, reason, at"
+_LISTED = "id, sink, dataset, source, incarnation, seq_after AS after, seq_last AS last, row_count AS rows, reason, at"
 
 
 @dataclass(frozen=True)
@@ -36,20 +35,17 @@ class DeadLetter:
         return self.id.partition("-")[0]
 
     def as_json(self) -> dict[str, object]:
-        return {
-            "id": self.id,
-            **asdict(self.key),
-            "after": self.after,
-            "last": self.last,
-            "rows": self.rows,
-            "reason": self.reason,
-            "at": self.at,
-        }
+        facts = {name: getattr(self, name) for name in ("after", "last", "rows", "reason", "at")}
+        return {"id": self.id, **asdict(self.key), **facts}
 
 
 def list_letters(connection: Connection, sink: str | None = None) -> list[DeadLetter]:
     sql = f"SELECT {_LISTED} FROM dead_letters WHERE sink = coalesce(?, sink) ORDER BY at, seq_after"
-    return [_to_letter(row) for row in connection.rows(sql, (sink,))]
+    found = []
+    for row in connection.rows(sql, (sink,)):
+        key = StreamKey(row.pop("sink"), row.pop("dataset"), row.pop("source"))
+        found.append(DeadLetter(key=key, **row))
+    return found
 
 
 def list_stream_letters(connection: Connection, key: StreamKey) -> list[DeadLetter]:
@@ -60,11 +56,8 @@ def find_letter(connection: Connection, id_or_prefix: str) -> DeadLetter:
     """Return the letter with this id or, if there is only one, with an id that begins with it."""
     found = [letter for letter in list_letters(connection) if letter.id.startswith(id_or_prefix)]
     if not found or not id_or_prefix:
-        raise HypError(
-            f"unknown dead letter {id_or_prefix!r}",
-            kind="unknown_dead_letter",
-            repair="hyp export dead-letters list",
-        )
+        message, repair = f"unknown dead letter {id_or_prefix!r}", "hyp export dead-letters list"
+        raise HypError(message, kind="unknown_dead_letter", repair=repair)
     if exact := [letter for letter in found if letter.id == id_or_prefix]:
         return exact[0]
     if len(found) > 1:
@@ -83,20 +76,9 @@ def add_letter(connection: Connection, letter: DeadLetter, payload: bytes | None
     if owner != letter.key:
         letter = replace(letter, id=f"{letter.id}-{letter.key.sink}")
     drop_letter(connection, letter.id)
-    connection.insert(
-        "dead_letters",
-        {
-            "id": letter.id,
-            **asdict(letter.key),
-            "incarnation": letter.incarnation,
-            "seq_after": letter.after,
-            "seq_last": letter.last,
-            "row_count": letter.rows,
-            "reason": letter.reason,
-            "at": letter.at,
-            "payload": payload,
-        },
-    )
+    values = {name: getattr(letter, name) for name in ("id", "incarnation", "reason", "at")}
+    values |= {"seq_after": letter.after, "seq_last": letter.last, "row_count": letter.rows, "payload": payload}
+    connection.insert("dead_letters", {**asdict(letter.key), **values})
     advance_delivery_step(connection)
 
 
@@ -106,16 +88,3 @@ def drop_letter(connection: Connection, letter_id: str) -> None:
 
 def drop_stream_letters(connection: Connection, key: StreamKey) -> None:
     connection.execute(f"DELETE FROM dead_letters WHERE {OF_STREAM}", asdict(key))
-
-
-def _to_letter(row: Mapping[str, Any]) -> DeadLetter:
-    return DeadLetter(
-        row["id"],
-        key_of(row),
-        row["incarnation"],
-        row["seq_after"],
-        row["seq_last"],
-        row["row_count"],
-        row["reason"],
-        row["at"],
-    )

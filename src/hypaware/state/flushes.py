@@ -1,8 +1,12 @@
-"""Sequences, segments and flushes. Each function is one step of the flush protocol that the state records.
+"""Sequences, segments, flushes and the checkpoints of source files: the steps of a flush that the state records.
 
 A flush is `reserved`, then `committed` or `burnt`. Its range (after, last] is never reused. A segment is `waiting` (an
 earlier flush of it failed), `reserved` by a flush, or `committed`. A segment without a record is waiting too. The high
 water of a dataset and source is its highest recorded sequence.
+
+A checkpoint lets an import skip an unchanged source file and read only the new part of others. It is pending while its
+flush runs and becomes valid when the flush is recorded, together with its rows. Checkpoints only save time: without
+them an import reads everything, and the dedupe keys find the existing rows.
 
 @ref flush#sequence
 """
@@ -10,14 +14,16 @@ water of a dataset and source is its highest recorded sequence.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from hypaware.errors import StateCorrupt, StateError
 from hypaware.model.row_counts import RowCounts
-from hypaware.state import sources, streams
+from hypaware.state import streams
 from hypaware.state.schema import utc_now
 
 if TYPE_CHECKING:
@@ -53,6 +59,35 @@ class FlushOutcome:
     high_water: Mapping[str, int]
     rows: RowCounts
     """Settled and purged rows are reported, but not stored."""
+
+
+@dataclass(frozen=True)
+class SourceCheckpoint:
+    """How far a source file has been imported."""
+
+    provider: str
+    dataset: str
+    path: str
+    inode: int
+    size: int
+    mtime_ns: int
+    consumed: int
+    """Lines that begin before this offset were imported, except for those of the `held` messages."""
+    prefix_hash: str
+    """The hash of the bytes before `consumed`."""
+    held: tuple[str, ...]
+    quiet: bool
+    """The file had not changed for a while. Messages that are held anyway wait for more lines, not for time."""
+    left_out: tuple[tuple[int, int], ...]
+    """Offset ranges of lines outside the time window. They are imported when the window is extended."""
+    since: str | None
+    until: str | None
+    """The time window that excludes all of them."""
+    ignored: tuple[tuple[str | None, str | None], ...] = ()
+    """(folder, session) of lines that a privacy rule excluded. They are imported when the rule is removed."""
+
+
+_COLUMNS = ", ".join(field.name for field in fields(SourceCheckpoint))
 
 
 def next_sequence(connection: Connection) -> int:
@@ -93,29 +128,16 @@ def reserve_flush(
     The attempt is counted here, so that a crash counts as an attempt.
     """
     base = max(next_sequence(connection), above + 1)
-    attempts = segment_attempts(connection, dataset)
-    reserved, start = [], base
+    attempts, flush_id = segment_attempts(connection, dataset), str(uuid.uuid4())
+    common = {"flush_id": flush_id, "status": "reserved", "updated_at": utc_now()}
+    reserved, records, start = [], {}, base
     for name, rows in segments:
         reserved.append(ReservedSegment(name, start, rows, attempts.get(name, 0) + 1))
+        records[name] = {**common, "seq_base": start, "row_count": rows, "attempts": attempts.get(name, 0) + 1}
         start += rows
-    flush = Flush(str(uuid.uuid4()), dataset, base - 1, start - 1, tuple(reserved))
+    flush = Flush(flush_id, dataset, base - 1, start - 1, tuple(reserved))
     _insert_flush(connection, flush)
-    now = utc_now()
-    _insert_segments(
-        connection,
-        dataset,
-        {
-            segment.name: {
-                "flush_id": flush.id,
-                "seq_base": segment.base,
-                "row_count": segment.rows,
-                "status": "reserved",
-                "attempts": segment.attempts,
-                "updated_at": now,
-            }
-            for segment in reserved
-        },
-    )
+    _insert_segments(connection, dataset, records)
     return flush
 
 
@@ -132,17 +154,8 @@ def reserve_range(connection: Connection, dataset: str, size: int, *, above: int
 
 
 def _insert_flush(connection: Connection, flush: Flush) -> None:
-    connection.insert(
-        "flushes",
-        {
-            "id": flush.id,
-            "dataset": flush.dataset,
-            "seq_after": flush.after,
-            "seq_last": flush.last,
-            "status": "reserved",
-            "reserved_at": utc_now(),
-        },
-    )
+    values = {"seq_after": flush.after, "seq_last": flush.last, "status": "reserved", "reserved_at": utc_now()}
+    connection.insert("flushes", {"id": flush.id, "dataset": flush.dataset, **values})
     raise_next_sequence(connection, flush.last + 1)
 
 
@@ -156,28 +169,24 @@ def _insert_segments(connection: Connection, dataset: str, segments: Mapping[str
 def unfinished_flushes(connection: Connection, dataset: str | None = None) -> list[Flush]:
     """Return the flushes that are reserved and neither committed nor burnt, oldest first."""
     rows = connection.rows(
-        "SELECT id, dataset, seq_after, seq_last FROM flushes"
+        "SELECT id, dataset, seq_after AS after, seq_last AS last FROM flushes"
         " WHERE status = 'reserved' AND dataset = coalesce(?, dataset) ORDER BY seq_after",
         (dataset,),
     )
-    return [
-        Flush(row["id"], row["dataset"], row["seq_after"], row["seq_last"], _segments_of(connection, row["id"]))
-        for row in rows
-    ]
-
-
-def _segments_of(connection: Connection, flush_id: str) -> tuple[ReservedSegment, ...]:
-    rows = connection.rows(
-        "SELECT name, seq_base AS base, row_count AS rows, attempts FROM segments WHERE flush_id = ? ORDER BY seq_base",
-        (flush_id,),
-    )
-    return tuple(ReservedSegment(**row) for row in rows)
+    found = []
+    for row in rows:
+        segments = connection.rows(
+            "SELECT name, seq_base AS base, row_count AS rows, attempts FROM segments"
+            " WHERE flush_id = ? ORDER BY seq_base",
+            (row["id"],),
+        )
+        found.append(Flush(**row, segments=tuple(ReservedSegment(**segment) for segment in segments)))
+    return found
 
 
 def uncommitted_flush_ids(connection: Connection, dataset: str) -> set[str]:
     """Return the ids of flushes that are not recorded as committed: reserved and burnt ones."""
-    sql = "SELECT id FROM flushes WHERE dataset = ? AND status <> 'committed'"
-    return set(connection.values(sql, (dataset,)))
+    return set(connection.values("SELECT id FROM flushes WHERE dataset = ? AND status <> 'committed'", (dataset,)))
 
 
 def discarded_flush_ids(connection: Connection, dataset: str) -> set[str]:
@@ -192,7 +201,7 @@ def discard_flush(connection: Connection, flush: Flush, *, blamed: Iterable[str]
     """
     now = utc_now()
     _finish_flush(connection, flush, status="burnt", finished_at=now)
-    sources.discard_checkpoints(connection, flush.id)
+    discard_checkpoints(connection, flush.id)
     streams.discard_watermarks(connection, flush.id)
     if blamed is not None:
         for name in {segment.name for segment in flush.segments} - set(blamed):
@@ -219,7 +228,7 @@ def record_flush(connection: Connection, flush: Flush, outcome: FlushOutcome) ->
     )
     connection.execute("UPDATE segments SET status = 'committed', updated_at = ? WHERE flush_id = ?", (now, flush.id))
     raise_high_water(connection, flush.dataset, outcome.high_water)
-    sources.promote_checkpoints(connection, flush.id)
+    promote_checkpoints(connection, flush.id)
     streams.promote_watermarks(connection, flush.id)
     horizon = ((datetime.now(UTC) - _KEEP_FINISHED).isoformat(),)
     connection.execute("DELETE FROM segments WHERE status = 'committed' AND updated_at < ?", horizon)
@@ -281,18 +290,14 @@ def lower_high_water(connection: Connection, dataset: str, floor: int) -> None:
 
     Sequences are not reused. The import checkpoints are forgotten, so that imports can read the lost rows again.
     """
-    sources.forget_checkpoints(connection, dataset)
-    connection.execute(
-        "UPDATE high_water SET seq = :floor WHERE dataset = :dataset AND seq > :floor",
-        {"dataset": dataset, "floor": floor},
-    )
+    forget_checkpoints(connection, dataset)
+    sql = "UPDATE high_water SET seq = :floor WHERE dataset = :dataset AND seq > :floor"
+    connection.execute(sql, {"dataset": dataset, "floor": floor})
 
 
 def last_flush_at(connection: Connection, dataset: str | None = None) -> datetime | None:
-    found = connection.value(
-        "SELECT max(finished_at) FROM flushes WHERE status = 'committed' AND dataset = coalesce(?, dataset)",
-        (dataset,),
-    )
+    sql = "SELECT max(finished_at) FROM flushes WHERE status = 'committed' AND dataset = coalesce(?, dataset)"
+    found = connection.value(sql, (dataset,))
     return datetime.fromisoformat(found) if found else None
 
 
@@ -304,3 +309,59 @@ def first_commit_above(connection: Connection, dataset: str, seq: int) -> dateti
         (dataset, seq),
     )
     return datetime.fromisoformat(found) if found else None
+
+
+def load_checkpoints(
+    connection: Connection, provider: str, dataset: str, *, committed: Collection[str] = ()
+) -> dict[str, SourceCheckpoint]:
+    """Return the checkpoints of a provider by path.
+
+    Includes the pending ones of the `committed` flushes, which are in the lake and not recorded yet.
+    """
+    parameters = {"provider": provider, "dataset": dataset}
+    where = "WHERE provider = :provider AND dataset = :dataset"
+    rows = connection.rows(f"SELECT * FROM sources {where}", parameters)
+    for row in connection.rows(f"SELECT * FROM pending_sources {where}", parameters) if committed else ():
+        if row.pop("flush_id") in committed:
+            rows.append(row)
+    return {row["path"]: checkpoint_from_row(row) for row in rows}
+
+
+def add_pending_checkpoints(connection: Connection, flush_id: str, checkpoints: Iterable[SourceCheckpoint]) -> None:
+    """Store the checkpoints that become valid when the flush is committed."""
+    connection.insert("pending_sources", *({**checkpoint_to_row(each), "flush_id": flush_id} for each in checkpoints))
+
+
+def promote_checkpoints(connection: Connection, flush_id: str) -> None:
+    """Make the checkpoints of a committed flush valid."""
+    connection.execute(
+        "DELETE FROM sources WHERE EXISTS (SELECT 1 FROM pending_sources AS pending WHERE pending.flush_id = ?"
+        " AND pending.provider = sources.provider AND pending.dataset = sources.dataset"
+        " AND pending.path = sources.path)",
+        (flush_id,),
+    )
+    connection.execute(
+        f"INSERT INTO sources ({_COLUMNS}) SELECT {_COLUMNS} FROM pending_sources WHERE flush_id = ?", (flush_id,)
+    )
+    discard_checkpoints(connection, flush_id)
+
+
+def discard_checkpoints(connection: Connection, flush_id: str) -> None:
+    connection.execute("DELETE FROM pending_sources WHERE flush_id = ?", (flush_id,))
+
+
+def forget_checkpoints(connection: Connection, dataset: str) -> None:
+    """Forget all checkpoints of a dataset, because the lake has lost rows. Every source is imported again."""
+    connection.execute("DELETE FROM sources WHERE dataset = ?", (dataset,))
+
+
+def checkpoint_from_row(row: Mapping[str, Any]) -> SourceCheckpoint:
+    lists = {"held": tuple(orjson.loads(row["held"])), "left_out": tuple(map(tuple, orjson.loads(row["left_out"])))}
+    # A state that was not opened since the migration does not have this column yet.
+    ignored = tuple(map(tuple, orjson.loads(row.get("ignored", b"[]"))))
+    return SourceCheckpoint(**{**row, **lists, "quiet": bool(row["quiet"]), "ignored": ignored})
+
+
+def checkpoint_to_row(checkpoint: SourceCheckpoint) -> dict[str, object]:
+    lists = {name: orjson.dumps(getattr(checkpoint, name)).decode() for name in ("held", "left_out", "ignored")}
+    return {**asdict(checkpoint), **lists, "quiet": int(checkpoint.quiet)}

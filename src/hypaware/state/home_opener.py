@@ -1,16 +1,13 @@
 """Opens a home, after checking that it was not moved and that its state exists, is intact and is not stale.
 
-A moved or copied home is relocated before anything else in it is read or written. A moved home is the same home; its
-tables are rewritten to name their files at the new path. The tables of a copy are rewritten too, so that it never
-touches a file of the original. A copy also becomes a new incarnation, which skips the sequences that the original will
+A moved or copied home is relocated before anything else in it is read or written: its tables are rewritten to name
+their files at the new path. A copy also becomes a new incarnation, which skips the sequences that the original will
 allocate from now on. The original may deliver rows that the copy has not delivered, so those streams ask their
 destination, or wait for the user. The order is lake, state, mirror. If the process is killed in between, the state
 still names the old path, and the relocation runs again.
 
-A lost, damaged or stale state is rebuilt from the lake and the mirror, without Spark. If several processes open a home
-at the same time, one of them does this work while the others wait.
-
-Producers call `read_identity`, so the database and Iceberg are imported only when they are needed.
+A lost, damaged or stale state is rebuilt from the lake and the mirror, without Spark. One process does this work while
+others wait. Producers call `read_identity`, so the database and Iceberg are imported only when they are needed.
 """
 
 from __future__ import annotations
@@ -25,10 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hypaware.errors import NotReady, Retryable, StateCorrupt, StateError
-from hypaware.home import Home, durable_files, file_system, locks
+from hypaware.home import Home, durable_files, locks
 from hypaware.home.identity import HomeLocation, Identity
-from hypaware.state import flushes, intents, streams
-from hypaware.state.mirror import Mirror, mark_watermark_unknown, read_mirror, write_mirror
+from hypaware.state import flushes, streams
+from hypaware.state.mirror import Mirror, mark_unknown, read_mirror, write_mirror
+from hypaware.state.streams import Stream
 
 if TYPE_CHECKING:
     from hypaware.state.store import Connection, StateStore
@@ -78,7 +76,7 @@ def open_home(home: Home, *, make: bool = True) -> OpenHome:
         if not make and not home.state.is_file():
             raise NotReady(f"the home {home.root} does not exist any more", kind="home_gone")
         if not home.root.is_dir():
-            file_system.reject_network_file_system(home.root)
+            durable_files.reject_network_file_system(home.root)
             durable_files.make_dir(home.root)
         store = StateStore(home.state)
         try:
@@ -133,7 +131,7 @@ def _relocate(home: Home, store: StateStore, before: Identity) -> str | None:
             known = load_identity(connection)
         if known is None or (location := known.locate(home.root)) is HomeLocation.HERE:
             return None  # another process has done it
-        file_system.reject_network_file_system(home.root)
+        durable_files.reject_network_file_system(home.root)
         _relocate_lake(home)
         store.migrate()
         # Catch up while the state still names the old path, before the sequences are skipped.
@@ -166,7 +164,7 @@ def _fork_identity(connection: Connection, home: Home, known: Identity) -> Ident
 
     identity = known.at(home.root).next_incarnation(flushes.next_sequence(connection) - 1)
     flushes.skip_sequences(connection, SKIPPED_SEQUENCES)
-    _mark_undelivered_unknown(connection)
+    mark_unknown(connection, _list_undelivered(connection))
     relocate.set_table_properties(
         home,
         {
@@ -179,19 +177,17 @@ def _fork_identity(connection: Connection, home: Home, known: Identity) -> Ident
     return identity
 
 
-def _mark_undelivered_unknown(connection: Connection) -> None:
-    """Mark the watermark of every stream as unknown, except for streams that have delivered everything."""
+def _list_undelivered(connection: Connection) -> Iterator[Stream]:
+    """Return every stream, except for those that have delivered everything."""
     high_water = flushes.load_high_water(connection)
     # Rows of these flushes may be in the lake already, from any source, and both homes will record them.
     uncertain = {flush.dataset for flush in flushes.unfinished_flushes(connection)}
-    streams.mark_history_lost(connection)
-    planned = intents.streams_with_intent(connection)
+    planned = streams.streams_with_intent(connection)
     for stream in streams.list_streams(connection):
         reached = high_water.get(stream.key.dataset, {}).get(stream.key.source, 0)
         behind = stream.watermark is None or stream.watermark < reached
         if behind or stream.key in planned or stream.key.dataset in uncertain:
-            mark_watermark_unknown(connection, stream)
-    streams.advance_delivery_step(connection)
+            yield stream
 
 
 def _check_stale(home: Home, store: StateStore, held: Mirror | None) -> tuple[Identity | None, str | None]:
@@ -254,7 +250,7 @@ def _create(home: Home, store: StateStore) -> OpenHome | None:
     from hypaware.state import recovery
     from hypaware.state.store import is_intact, load_identity, save_identity, suspect_marker
 
-    file_system.reject_network_file_system(home.root)
+    durable_files.reject_network_file_system(home.root)
     _restrict_permissions(home.root)
     with _home_lock(home):
         held = read_mirror(home.mirror)

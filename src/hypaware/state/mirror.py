@@ -15,6 +15,7 @@ Producers read the mirror, so importing this module does not import the database
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +24,9 @@ from hypaware import faults
 from hypaware.home import durable_files
 from hypaware.home.identity import Identity, parse_identity
 from hypaware.home.locks import locked
-from hypaware.state import dead_letters, flushes, intents, streams
+from hypaware.state import dead_letters, flushes, streams
 from hypaware.state.dead_letters import DeadLetter
-from hypaware.state.intents import Intent, PlannedChunk
-from hypaware.state.streams import Stream, key_of
+from hypaware.state.streams import Intent, PlannedChunk, Stream, key_of
 
 if TYPE_CHECKING:
     from hypaware.state.store import Connection, StateStore
@@ -37,7 +37,7 @@ _before_write = faults.crash_point(
     "state.mirror.before-write", "the state is committed and its mirror is one step behind"
 )
 _after_write = faults.crash_point("state.mirror.after-write", "the mirror is up to date with the state")
-_STREAM_FIELDS = ("address", "destination_id", "watermark", "history", "exported_rows", "held")
+_LETTER_FIELDS = ("incarnation", "after", "last", "rows", "reason", "at")
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,11 @@ class Mirror:
     next_seq: int
     high_water: dict[str, dict[str, int]]
     deliveries: dict[str, Any] | None = None
-    """As written by `deliveries_to_json`. Parsed only when a state is rebuilt."""
+    """As `read_deliveries` returns them."""
 
     @property
     def step(self) -> int:
         return int(self.deliveries["step"]) if self.deliveries else 0
-
-
-@dataclass(frozen=True)
-class Deliveries:
-    step: int
-    streams: tuple[Stream, ...]
-    intents: tuple[Intent, ...]
-    letters: tuple[DeadLetter, ...]
-    lost: bool = False
-    """Whether rows were sent of which the record was lost."""
 
 
 def read_mirror(path: Path) -> Mirror | None:
@@ -89,7 +79,7 @@ def write_mirror(path: Path, store: StateStore) -> None:
                 "identity": asdict(identity) if identity else None,
                 "next_seq": flushes.next_sequence(connection),
                 "high_water": flushes.load_high_water(connection),
-                "deliveries": deliveries_to_json(read_deliveries(connection)),
+                "deliveries": read_deliveries(connection),
             }
         # Rows in the spool carry the gateway's id, so it is stored a third time. It never changes.
         gateway_file = path.with_name(GATEWAY_FILE)
@@ -100,60 +90,15 @@ def write_mirror(path: Path, store: StateStore) -> None:
         _after_write()
 
 
-def read_deliveries(connection: Connection) -> Deliveries:
-    planned = [intents.load_intent(connection, key) for key in sorted(intents.streams_with_intent(connection))]
-    return Deliveries(
-        streams.delivery_step(connection),
-        tuple(streams.list_streams(connection)),
-        tuple(filter(None, planned)),
-        tuple(dead_letters.list_letters(connection)),
-        streams.is_history_lost(connection),
-    )
-
-
-def restore_deliveries(connection: Connection, held: Deliveries) -> None:
-    """Replace the deliveries in a stale or new state with those in the mirror, which are newer.
-
-    A stream or a dead letter that only the state has was renamed, delivered or dropped since.
-    """
-    payloads = {letter.id: dead_letters.load_payload(connection, letter.id) for letter in held.letters}
-    for stream in streams.list_streams(connection):
-        intents.cancel_intent(connection, stream.key)
-        dead_letters.drop_stream_letters(connection, stream.key)
-        streams.forget_stream(connection, stream.key)
-    planned = {intent.key: intent for intent in held.intents}
-    for stream in held.streams:
-        streams.restore_stream(connection, stream)
-        if stream.key in planned:
-            intents.save_intent(connection, planned[stream.key])
-    for letter in held.letters:
-        dead_letters.add_letter(connection, letter, payloads[letter.id])
-    if held.lost:
-        streams.mark_history_lost(connection)
-    streams.advance_delivery_step(connection, at_least=held.step)
-
-
-def mark_watermark_unknown(connection: Connection, stream: Stream) -> None:
-    """Cancel the intent of a stream whose watermark is unknown. It asks its destination, or waits for the user."""
-    intents.cancel_intent(connection, stream.key)
-    streams.restore_stream(connection, replace(stream, watermark=None, history=streams.HISTORY_LOST))
-
-
-def mark_all_unknown(connection: Connection) -> None:
-    """Mark the watermark of every stream as unknown."""
-    streams.mark_history_lost(connection)
-    for stream in streams.list_streams(connection):
-        mark_watermark_unknown(connection, stream)
-    streams.advance_delivery_step(connection)
-
-
-def deliveries_to_json(held: Deliveries) -> dict[str, Any]:
+def read_deliveries(connection: Connection) -> dict[str, Any]:
+    """Return the deliveries in the format of the mirror."""
+    planned = [streams.load_intent(connection, key) for key in sorted(streams.streams_with_intent(connection))]
     return {
-        "step": held.step,
-        "lost": held.lost,
+        "step": streams.delivery_step(connection),
+        "lost": streams.is_history_lost(connection),
         "streams": [
-            {**asdict(stream.key), **{name: getattr(stream, name) for name in _STREAM_FIELDS}}
-            for stream in held.streams
+            {**asdict(stream.key), **{name: getattr(stream, name) for name in streams.MIRRORED_FIELDS}}
+            for stream in streams.list_streams(connection)
         ],
         "intents": [
             {
@@ -162,24 +107,46 @@ def deliveries_to_json(held: Deliveries) -> dict[str, Any]:
                 "last": intent.last,
                 "chunks": [[c.id, c.incarnation, c.after, c.last, c.rows, c.acked] for c in intent.chunks],
             }
-            for intent in held.intents
+            for intent in filter(None, planned)
         ],
-        "dead_letters": [{**letter.as_json(), "incarnation": letter.incarnation} for letter in held.letters],
+        "dead_letters": [
+            {**letter.as_json(), "incarnation": letter.incarnation} for letter in dead_letters.list_letters(connection)
+        ],
     }
 
 
-def parse_deliveries(held: dict[str, Any]) -> Deliveries:
-    letter_fields = ("incarnation", "after", "last", "rows", "reason", "at")
-    return Deliveries(
-        int(held["step"]),
-        tuple(Stream(key_of(each), **{name: each[name] for name in _STREAM_FIELDS}) for each in held["streams"]),
-        tuple(
-            Intent(key_of(each), each["after"], each["last"], tuple(PlannedChunk(*chunk) for chunk in each["chunks"]))
-            for each in held["intents"]
-        ),
-        tuple(
-            DeadLetter(each["id"], key_of(each), **{name: each[name] for name in letter_fields})
-            for each in held["dead_letters"]
-        ),
-        bool(held.get("lost")),
-    )
+def restore_deliveries(connection: Connection, held: Mapping[str, Any]) -> None:
+    """Replace the deliveries in a stale or new state with those in the mirror, which are newer.
+
+    A stream or a dead letter that only the state has was renamed, delivered or dropped since.
+    """
+    letters = [
+        DeadLetter(each["id"], key_of(each), **{name: each[name] for name in _LETTER_FIELDS})
+        for each in held["dead_letters"]
+    ]
+    payloads = {letter.id: dead_letters.load_payload(connection, letter.id) for letter in letters}
+    for stream in streams.list_streams(connection):
+        streams.cancel_intent(connection, stream.key)
+        dead_letters.drop_stream_letters(connection, stream.key)
+        streams.forget_stream(connection, stream.key)
+    planned = {key_of(each): each for each in held["intents"]}
+    for each in held["streams"]:
+        key = key_of(each)
+        streams.restore_stream(connection, Stream(key, **{name: each[name] for name in streams.MIRRORED_FIELDS}))
+        if intent := planned.get(key):
+            chunks = tuple(PlannedChunk(*chunk) for chunk in intent["chunks"])
+            streams.save_intent(connection, Intent(key, intent["after"], intent["last"], chunks))
+    for letter in letters:
+        dead_letters.add_letter(connection, letter, payloads[letter.id])
+    if held.get("lost"):
+        streams.mark_history_lost(connection)
+    streams.advance_delivery_step(connection, at_least=int(held["step"]))
+
+
+def mark_unknown(connection: Connection, of_streams: Iterable[Stream]) -> None:
+    """Mark the watermarks of streams as unknown: each asks its destination, or waits for the user."""
+    streams.mark_history_lost(connection)
+    for stream in of_streams:
+        streams.cancel_intent(connection, stream.key)
+        streams.restore_stream(connection, replace(stream, watermark=None, history=streams.HISTORY_LOST))
+    streams.advance_delivery_step(connection)

@@ -16,8 +16,8 @@ from hypaware.home import Home
 from hypaware.home.identity import Identity, new_identity, pad_forks
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import RETAINED_FROM_PROPERTY, SEGMENTS_PROPERTY, TableMetadata
-from hypaware.state import flushes
-from hypaware.state.mirror import Mirror, mark_all_unknown, parse_deliveries, restore_deliveries
+from hypaware.state import flushes, streams
+from hypaware.state.mirror import Mirror, mark_unknown, restore_deliveries
 
 if TYPE_CHECKING:
     from hypaware.state.store import Connection
@@ -71,9 +71,9 @@ def raise_state_to(connection: Connection, lake: LakeSummary, mirror: Mirror | N
 def recover_deliveries(connection: Connection, lake: LakeSummary, mirror: Mirror | None) -> None:
     """Restore the delivery record from the mirror. Without a mirror, mark all deliveries as unknown."""
     if mirror and mirror.deliveries:
-        restore_deliveries(connection, parse_deliveries(mirror.deliveries))
+        restore_deliveries(connection, mirror.deliveries)
     elif not mirror and lake.tables:
-        mark_all_unknown(connection)
+        mark_unknown(connection, streams.list_streams(connection))
 
 
 def derive_identity(home: Home, lake: LakeSummary, mirror: Mirror | None, through: int) -> Identity:
@@ -88,16 +88,12 @@ def derive_identity(home: Home, lake: LakeSummary, mirror: Mirror | None, throug
     if last:
         parents, forks = (*parents, last), (*forks, through)
     recorded = [table.properties.get(metadata.GATEWAY_ID_PROPERTY) for table in lake.tables.values()]
-    gateway_id = next(filter(None, reversed(recorded)), None) or _read_gateway_file(home)
+    gateway_id = next(filter(None, reversed(recorded)), None)
+    if gateway_id is None:
+        # Rows in the spool carry the id of this file; under another id they would count as foreign.
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            gateway_id = home.gateway.read_text("utf-8").strip()
     return new_identity(home.root, gateway_id, parents, forks)
-
-
-def _read_gateway_file(home: Home) -> str | None:
-    """Return the gateway id that rows in the spool carry; under another id they would count as foreign."""
-    try:
-        return home.gateway.read_text("utf-8").strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 def latest_identity(known: Identity, lake: LakeSummary) -> Identity:

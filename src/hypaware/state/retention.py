@@ -42,13 +42,8 @@ class RetentionDrop:
     landed: bool = False
 
     def as_json(self) -> dict[str, object]:
-        return {
-            "source": self.source,
-            "day": self.day.isoformat(),
-            "rows": self.rows,
-            "sinks": list(self.sinks),
-            "at": self.at.isoformat(),
-        }
+        day, at = self.day.isoformat(), self.at.isoformat()
+        return {"source": self.source, "day": day, "rows": self.rows, "sinks": list(self.sinks), "at": at}
 
 
 def list_holds(connection: Connection, dataset: str) -> list[RetentionHold]:
@@ -62,37 +57,19 @@ def list_holds(connection: Connection, dataset: str) -> list[RetentionHold]:
 def set_holds(connection: Connection, dataset: str, new_holds: Iterable[RetentionHold]) -> None:
     """Replace the holds of a dataset."""
     connection.execute("DELETE FROM retention_holds WHERE dataset = ?", (dataset,))
-    connection.insert(
-        "retention_holds",
-        *(
-            {
-                "dataset": dataset,
-                "source": hold.source,
-                "day": hold.day.isoformat(),
-                "since": hold.since.isoformat(),
-                "through": hold.through,
-            }
-            for hold in new_holds
-        ),
-    )
+    for hold in new_holds:
+        days = {"day": hold.day.isoformat(), "since": hold.since.isoformat()}
+        connection.insert("retention_holds", {**vars(hold), **days, "dataset": dataset})
 
 
 def list_drops(connection: Connection, dataset: str | None = None) -> list[RetentionDrop]:
     """Return the drops, oldest first."""
     rows = connection.rows("SELECT * FROM retention_drops WHERE dataset = coalesce(?, dataset)", (dataset,))
-    drops = [
-        RetentionDrop(
-            row["dataset"],
-            row["source"],
-            date.fromisoformat(row["day"]),
-            datetime.fromisoformat(row["at"]),
-            row["through"],
-            row["row_count"],
-            tuple(json.loads(row["sinks"])),
-            bool(row["landed"]),
-        )
-        for row in rows
-    ]
+    drops = []
+    for row in rows:
+        times = {"day": date.fromisoformat(row["day"]), "at": datetime.fromisoformat(row["at"])}
+        values = {"rows": row.pop("row_count"), "sinks": tuple(json.loads(row["sinks"])), "landed": bool(row["landed"])}
+        drops.append(RetentionDrop(**{**row, **times, **values}))
     return sorted(drops, key=lambda drop: (drop.at, drop))
 
 

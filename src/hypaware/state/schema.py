@@ -118,23 +118,6 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-class UnknownMigration(Exception):
-    """The state has migrations of a newer version of HypAware."""
-
-
-def apply_migrations(connection: Connection) -> None:
-    """Apply the missing migrations in the caller's transaction. Raise UnknownMigration for those of a newer version."""
-    connection.execute("CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at TEXT NOT NULL)")
-    applied = set(connection.values("SELECT name FROM migrations"))
-    for name, statements in MIGRATIONS:
-        if name not in applied:
-            for statement in statements:
-                connection.execute(statement)
-            connection.insert("migrations", {"name": name, "applied_at": utc_now()})
-    if unknown := applied - {name for name, _ in MIGRATIONS}:
-        raise UnknownMigration(", ".join(sorted(unknown)))
-
-
 def get_meta(connection: Connection, key: str) -> str | None:
     value: str | None = connection.value("SELECT value FROM meta WHERE key = ?", (key,))
     return value

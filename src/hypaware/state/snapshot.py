@@ -7,47 +7,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from hypaware.errors import HypError
 from hypaware.home import Home
 from hypaware.home.identity import Identity
-from hypaware.state import dead_letters, flushes, intents, schema, streams
+from hypaware.state import dead_letters, flushes, schema, streams
 from hypaware.state import store as state_store
-from hypaware.state.store import Connection, StateStore
+from hypaware.state.store import Connection, Row, StateStore
 from hypaware.state.streams import Stream, StreamKey
 from hypaware.text import summarize_error
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class UnfinishedFlush:
-    """A flush that was reserved and is neither committed nor discarded."""
-
-    dataset: str
-    reserved_at: str
-
-
-@dataclass(frozen=True)
-class FailingSegments:
-    """The segments of a dataset that failed to flush."""
-
-    dataset: str
-    segments: int
-    attempts: int
-
-
-@dataclass(frozen=True)
-class ImportedHistory:
-    """The imported files of a client."""
-
-    provider: str
-    dataset: str
-    files: int
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -69,9 +39,12 @@ class StateSnapshot:
     """none, current, older, newer or unreadable."""
     error: str | None = None
     deliveries: DeliveryRecords = DeliveryRecords()
-    unfinished: tuple[UnfinishedFlush, ...] = ()
-    failing: tuple[FailingSegments, ...] = ()
-    history: tuple[ImportedHistory, ...] = ()
+    unfinished: Sequence[Row] = ()
+    """The `dataset` and `reserved_at` of each flush that is neither committed nor discarded."""
+    failing: Sequence[Row] = ()
+    """The `dataset`, `segments` and `attempts` of segments that failed to flush."""
+    history: Sequence[Row] = ()
+    """The `provider`, `dataset`, `files` and `bytes` of the imported history."""
     holds: int = 0
     """How many days retention holds for a sink."""
     drops: int = 0
@@ -105,7 +78,7 @@ def read_deliveries(connection: Connection) -> DeliveryRecords:
     return DeliveryRecords(
         identity=identity,
         streams={stream.key: stream for stream in streams.list_streams(connection)},
-        pending=intents.intent_progress(connection),
+        pending=streams.intent_progress(connection),
         dead_letters=Counter(letter.key for letter in dead_letters.list_letters(connection)),
         high_water=high_water,
     )
@@ -116,29 +89,27 @@ def _read(connection: Connection) -> StateSnapshot:
     if not applied:
         return StateSnapshot("unreadable", "it is empty")
 
-    def read(table: str, row_type: Callable[..., T], sql: str) -> tuple[T, ...]:
-        return tuple(row_type(**row) for row in connection.rows(sql)) if connection.has_table(table) else ()
+    def read(table: str, columns: str, rest: str) -> list[Row]:
+        return connection.rows(f"SELECT {columns} FROM {table} {rest}") if connection.has_table(table) else []
 
     def count(table: str) -> int:
         return connection.value(f"SELECT count(*) FROM {table}") if connection.has_table(table) else 0
 
+    known = {name for name, _ in schema.MIGRATIONS}
+    condition = "older" if known - applied else "current"
     return StateSnapshot(
-        condition=_condition(applied),
+        condition="newer" if applied - known else condition,
         deliveries=read_deliveries(connection),
-        unfinished=read(
-            "flushes", UnfinishedFlush, "SELECT dataset, reserved_at FROM flushes WHERE status = 'reserved'"
-        ),
+        unfinished=read("flushes", "dataset, reserved_at", "WHERE status = 'reserved'"),
         failing=read(
             "segments",
-            FailingSegments,
-            "SELECT dataset, count(*) AS segments, max(attempts) AS attempts FROM segments"
-            " WHERE status = 'waiting' AND attempts > 0 GROUP BY dataset",
+            "dataset, count(*) AS segments, max(attempts) AS attempts",
+            "WHERE status = 'waiting' AND attempts > 0 GROUP BY dataset",
         ),
         history=read(
             "sources",
-            ImportedHistory,
-            "SELECT provider, dataset, count(*) AS files, sum(consumed) AS bytes FROM sources"
-            " GROUP BY provider, dataset ORDER BY provider, dataset",
+            "provider, dataset, count(*) AS files, sum(consumed) AS bytes",
+            "GROUP BY provider, dataset ORDER BY provider, dataset",
         ),
         holds=count("retention_holds"),
         drops=count("retention_drops"),
@@ -146,10 +117,3 @@ def _read(connection: Connection) -> StateSnapshot:
             "SELECT max(finished_at) FROM flushes WHERE status = 'committed' AND rows_written > 0"
         ),
     )
-
-
-def _condition(applied: set[str]) -> str:
-    known = {name for name, _ in schema.MIGRATIONS}
-    if applied - known:
-        return "newer"
-    return "older" if known - applied else "current"

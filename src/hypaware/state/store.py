@@ -52,12 +52,13 @@ class Connection:
 
     def execute(self, sql: str, parameters: Parameters = ()) -> int:
         """Run a statement and return the number of rows that it changed."""
-        return self._run(sql, parameters).rowcount
+        with self._errors():
+            return self.driver.execute(sql, parameters).rowcount
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
-        cursor = self._run(sql, parameters)
-        names = [column[0] for column in cursor.description]
         with self._errors():
+            cursor = self.driver.execute(sql, parameters)
+            names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
 
     def row(self, sql: str, parameters: Parameters = ()) -> Row | None:
@@ -67,7 +68,7 @@ class Connection:
     def values(self, sql: str, parameters: Parameters = ()) -> list[Any]:
         """Return the first column of every row."""
         with self._errors():
-            return [row[0] for row in self._run(sql, parameters)]
+            return [row[0] for row in self.driver.execute(sql, parameters)]
 
     def value(self, sql: str, parameters: Parameters = ()) -> Any:
         """Return the first column of the first row, or None."""
@@ -83,10 +84,6 @@ class Connection:
 
     def has_table(self, name: str) -> bool:
         return self.value("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)) is not None
-
-    def _run(self, sql: str, parameters: Parameters) -> sqlite3.Cursor:
-        with self._errors():
-            return self.driver.execute(sql, parameters)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -106,15 +103,24 @@ class StateStore:
         _open_stores.add(self)
 
     def migrate(self) -> None:
+        """Apply the missing migrations. Raise StateError if the state has those of a newer version."""
         with self.transaction() as connection:
-            try:
-                schema.apply_migrations(connection)
-            except schema.UnknownMigration as unknown:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at TEXT NOT NULL)"
+            )
+            applied = set(connection.values("SELECT name FROM migrations"))
+            for name, statements in schema.MIGRATIONS:
+                if name not in applied:
+                    for statement in statements:
+                        connection.execute(statement)
+                    connection.insert("migrations", {"name": name, "applied_at": schema.utc_now()})
+            if unknown := applied - {name for name, _ in schema.MIGRATIONS}:
                 raise StateError(
-                    f"the state {self.path} was written by a newer version of hypaware (it has {unknown})",
+                    f"the state {self.path} was written by a newer version of hypaware "
+                    f"(it has {', '.join(sorted(unknown))})",
                     kind="state_too_new",
                     repair="pip install --upgrade hypaware",
-                ) from None
+                )
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:

@@ -1,7 +1,12 @@
-"""Streams: the watermark and the destination of each (sink, dataset, source).
+"""Streams: the watermark, the destination and the intent of each (sink, dataset, source).
 
 `watermark` is None while it is unknown. `history` then gives the reason: `none` (this state has sent nothing) or `lost`
 (an earlier state may have sent rows). A held stream waits for the user.
+
+An intent is the durable plan of the next chunks of a stream, stored before the first byte is sent. A stream has at most
+one. Its chunks are finished one by one, in order: acknowledged, replaced by their halves, or stored as a dead letter.
+When all are finished, one transaction raises the watermark and deletes the intent. A chunk that is not acknowledged may
+have arrived.
 
 The delivery step is a number that increases with every change that must be in the mirror before a byte is sent.
 
@@ -16,6 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from hypaware.errors import StateError
 from hypaware.state.schema import get_meta, set_meta, utc_now
 
 if TYPE_CHECKING:
@@ -28,6 +34,11 @@ HELD_ADDRESS_CHANGED, HELD_HISTORY_LOST, HELD_OUTCOME_UNKNOWN = "elsewhere", "hi
 
 # The condition for the rows of one stream; its parameters are `asdict(key)`.
 OF_STREAM = "sink = :sink AND dataset = :dataset AND source = :source"
+# The fields of a stream that the mirror keeps, besides its key. Retries are not kept.
+MIRRORED_FIELDS = ("address", "destination_id", "watermark", "history", "exported_rows", "held")
+_OF_CHUNK = f"{OF_STREAM} AND seq_after = :seq_after AND seq_last = :seq_last"
+# The status of a chunk: it may have arrived, it is finished, or it is known not to have arrived.
+_DUE, _FINISHED, _UNSENT = "due", "settled", "unsent"
 _STEP_KEY = "deliveries.step"
 _LOST_KEY = "deliveries.lost"
 
@@ -56,6 +67,30 @@ class Stream:
     last_error: str | None = None
     last_success_at: datetime | None = None
     updated_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class PlannedChunk:
+    id: str
+    incarnation: str
+    after: int
+    last: int
+    rows: int
+    acked: bool = False
+    unsent: bool = False
+    """Whether it is known not to have arrived although it was tried: it was refused or deferred."""
+
+
+@dataclass(frozen=True)
+class Intent:
+    key: StreamKey
+    after: int
+    last: int
+    chunks: tuple[PlannedChunk, ...]
+
+    @property
+    def due(self) -> list[PlannedChunk]:
+        return [chunk for chunk in self.chunks if not chunk.acked]
 
 
 @dataclass(frozen=True)
@@ -90,14 +125,13 @@ def create_stream(connection: Connection, key: StreamKey, address: str) -> Strea
 
 
 def restore_stream(connection: Connection, stream: Stream) -> None:
-    """Store a stream, such as the mirror has it, without its retries."""
+    """Store a stream as the mirror has it, without its retries."""
     forget_stream(connection, stream.key)
     _insert(connection, stream)
 
 
 def _insert(connection: Connection, stream: Stream) -> None:
-    names = ("address", "destination_id", "watermark", "history", "exported_rows", "held")
-    values = {name: getattr(stream, name) for name in names}
+    values = {name: getattr(stream, name) for name in MIRRORED_FIELDS}
     connection.insert("streams", {**asdict(stream.key), **values, "attempts": 0, "updated_at": utc_now()})
 
 
@@ -201,6 +235,109 @@ def delivery_step(connection: Connection) -> int:
 
 def advance_delivery_step(connection: Connection, at_least: int = 0) -> None:
     set_meta(connection, _STEP_KEY, str(max(delivery_step(connection) + 1, at_least)))
+
+
+def load_intent(connection: Connection, key: StreamKey) -> Intent | None:
+    row = connection.row(f"SELECT seq_after, seq_last FROM intents WHERE {OF_STREAM}", asdict(key))
+    if row is None:
+        return None
+    columns = "id, incarnation, seq_after AS after, seq_last AS last, row_count AS rows, status"
+    sql = f"SELECT {columns} FROM chunks WHERE {OF_STREAM} ORDER BY seq_after, seq_last"
+    chunks = []
+    for chunk in connection.rows(sql, asdict(key)):
+        status = chunk.pop("status")
+        chunks.append(PlannedChunk(**chunk, acked=status == _FINISHED, unsent=status == _UNSENT))
+    return Intent(key, row["seq_after"], row["seq_last"], tuple(chunks))
+
+
+def streams_with_intent(connection: Connection) -> set[StreamKey]:
+    return {key_of(row) for row in connection.rows("SELECT * FROM intents")}
+
+
+def save_intent(connection: Connection, intent: Intent) -> None:
+    if load_intent(connection, intent.key):
+        raise StateError(f"{intent.key} already has an intent, which must be finished first")
+    values = {"seq_after": intent.after, "seq_last": intent.last, "planned_at": utc_now()}
+    connection.insert("intents", {**asdict(intent.key), **values})
+    _insert_chunks(connection, intent.key, intent.chunks)
+    advance_delivery_step(connection)
+
+
+def acknowledge_chunk(connection: Connection, key: StreamKey, chunk: PlannedChunk, rows: int) -> None:
+    """Record that the destination has the chunk. A second acknowledgement has no effect."""
+    if _set_status(connection, key, chunk, _FINISHED, f"status <> '{_FINISHED}'"):
+        add_exported_rows(connection, key, rows)
+
+
+def replace_chunk(connection: Connection, key: StreamKey, chunk: PlannedChunk, parts: Iterable[PlannedChunk]) -> None:
+    """Replace a chunk that is known not to have arrived by smaller ones with their own ids."""
+    sql = f"DELETE FROM chunks WHERE {_OF_CHUNK} AND status <> '{_FINISHED}'"
+    if connection.execute(sql, _chunk_key(key, chunk)) != 1:
+        raise StateError(f"chunk {chunk.id} of {key} is finished and cannot be split any more")
+    _insert_chunks(connection, key, parts)
+    advance_delivery_step(connection)
+
+
+def mark_unsent(connection: Connection, key: StreamKey, chunk: PlannedChunk) -> None:
+    """Record that a chunk has not arrived, so that a later run need not ask the destination."""
+    _set_status(connection, key, chunk, _UNSENT, f"status = '{_DUE}'")
+
+
+def mark_sending(connection: Connection, key: StreamKey, chunk: PlannedChunk) -> None:
+    """Record, before a chunk is sent, that it may have arrived."""
+    _set_status(connection, key, chunk, _DUE, f"status = '{_UNSENT}'")
+    advance_delivery_step(connection)
+
+
+def finish_unsent_chunk(connection: Connection, key: StreamKey, chunk: PlannedChunk) -> None:
+    """Finish a chunk without sending it: the destination already has its rows, or it is a dead letter."""
+    _set_status(connection, key, chunk, _FINISHED)
+
+
+def finish_intent(connection: Connection, key: StreamKey) -> None:
+    intent = load_intent(connection, key)
+    if intent is None:
+        return
+    if intent.due:
+        raise StateError(f"{key} still has {len(intent.due)} chunks to deliver")
+    cancel_intent(connection, key)
+    raise_watermark(connection, key, intent.last)
+    record_success(connection, key)
+
+
+def cancel_intent(connection: Connection, key: StreamKey) -> None:
+    for table in ("chunks", "intents"):
+        connection.execute(f"DELETE FROM {table} WHERE {OF_STREAM}", asdict(key))
+
+
+def intent_progress(connection: Connection) -> dict[StreamKey, tuple[int, int, int, int]]:
+    """Return (after, last, number of chunks, number of finished chunks) for every pending intent."""
+    rows = connection.rows(
+        "SELECT intents.*, count(chunks.id) AS total, count(CASE chunks.status WHEN 'settled' THEN 1 END) AS finished"
+        " FROM intents LEFT JOIN chunks ON chunks.sink = intents.sink AND chunks.dataset = intents.dataset"
+        " AND chunks.source = intents.source GROUP BY intents.sink, intents.dataset, intents.source"
+    )
+    return {key_of(row): (row["seq_after"], row["seq_last"], row["total"], row["finished"]) for row in rows}
+
+
+def _insert_chunks(connection: Connection, key: StreamKey, chunks: Iterable[PlannedChunk]) -> None:
+    rows = []
+    for chunk in chunks:
+        status = _FINISHED if chunk.acked else _DUE
+        values = {"id": chunk.id, "incarnation": chunk.incarnation, "row_count": chunk.rows, "status": status}
+        rows.append({**_chunk_key(key, chunk), **values})
+    connection.insert("chunks", *rows)
+
+
+def _set_status(
+    connection: Connection, key: StreamKey, chunk: PlannedChunk, status: str, condition: str = "TRUE"
+) -> int:
+    sql = f"UPDATE chunks SET status = :status WHERE {_OF_CHUNK} AND {condition}"
+    return connection.execute(sql, {**_chunk_key(key, chunk), "status": status})
+
+
+def _chunk_key(key: StreamKey, chunk: PlannedChunk) -> dict[str, Any]:
+    return {**asdict(key), "seq_after": chunk.after, "seq_last": chunk.last}
 
 
 def add_pending_watermarks(connection: Connection, flush_id: str, watermarks: Iterable[PendingWatermark]) -> None:

@@ -84,7 +84,7 @@ def _client_status(inputs: StatusInput, settings: ClientSettings) -> ClientStatu
 
 def client_diagnostics(inputs: StatusInput, client: ClientStatus) -> Iterator[Diagnostic]:
     name, attachment = client.name, client.attached
-    attach = f"hyp client attach {name}"
+    attach, enable = f"hyp client attach {name}", f"hyp config set clients.{name}.enabled true"
     if client.error:
         yield warning("client_unreadable", f"{name}: {client.error}", f"hyp client status {name}")
     elif attachment and attachment.problem:
@@ -93,40 +93,26 @@ def client_diagnostics(inputs: StatusInput, client: ClientStatus) -> Iterator[Di
     if attachment is None or (attachment.state == "detached" and attachment.problem):
         return
     if client.is_attached and not client.enabled:
-        enable = f"hyp config set clients.{name}.enabled true"
         yield warning("client_disabled", f"{name} is attached but disabled in the config", enable)
     if attachment.state == "broken":
-        yield error(
-            "client_unreachable",
-            f"{name} calls {attachment.base_url}, but this home's gateway is not reachable there: {name} may not work",
-            "hyp daemon start",
-            f"hyp client detach {name}",
-        )
+        message = f"{name} calls {attachment.base_url}, but this home's gateway is not reachable there"
+        commands = ("hyp daemon start", f"hyp client detach {name}")
+        yield error("client_unreachable", f"{message}: {name} may not work", *commands)
     elif attachment.state == "passing":
         why = "the gateway is not listening" if inputs.is_daemon_running else "the daemon is not running"
         start = "hyp daemon restart" if inputs.is_daemon_running else "hyp daemon start"
         yield warning("client_unrecorded", f"{name}: {why}; {_UNRECORDED}", start)
     elif attachment.state == "changed":
-        yield warning(
-            "client_changed", f"{name}: its settings file {attachment.path} has changed since it was attached", attach
-        )
+        message = f"{name}: its settings file {attachment.path} has changed since it was attached"
+        yield warning("client_changed", message, attach)
     elif attachment.state == "attached":
         at = attachment.attached_at
         since = f" since it was attached {text.format_ago(at, inputs.now)}" if at else ""
-        yield info(
-            "client_unseen",
-            f"{name}: no request was seen{since}; sessions that were already running do not use the gateway, so start "
-            "a new one",
-        )
-    elif attachment.state == "detached":
-        yield from _explain_detached(client, attach)
-
-
-def _explain_detached(client: ClientStatus, attach: str) -> Iterator[Diagnostic]:
-    if client.installed and client.enabled:
-        yield info("client_not_attached", f"{client.name} is not attached: {_UNRECORDED}, only imported later", attach)
-    elif client.installed and client.chosen:
-        enable = f"hyp config set clients.{client.name}.enabled true"
-        yield info("client_off", f"{client.name} is not recorded because the config disables it", enable, attach)
-    elif client.enabled and client.chosen:
-        yield info("client_not_installed", f"{client.name} is enabled in the config but not installed")
+        message = f"{name}: no request was seen{since}; sessions that were already running do not use the gateway"
+        yield info("client_unseen", f"{message}, so start a new one")
+    elif attachment.state == "detached" and client.installed and client.enabled:
+        yield info("client_not_attached", f"{name} is not attached: {_UNRECORDED}, only imported later", attach)
+    elif attachment.state == "detached" and client.installed and client.chosen:
+        yield info("client_off", f"{name} is not recorded because the config disables it", enable, attach)
+    elif attachment.state == "detached" and client.enabled and client.chosen:
+        yield info("client_not_installed", f"{name} is enabled in the config but not installed")

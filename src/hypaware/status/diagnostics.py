@@ -8,7 +8,6 @@ complete commands.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -105,11 +104,6 @@ def check_warning(name: str, detail: str, *repair: str) -> CheckResult:
 
 def check_failed(name: str, detail: str, *repair: str) -> CheckResult:
     return CheckResult(name, "failed", detail, repair)
-
-
-def client_environment(environment: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Return the given environment, or this process's own, with HOME set, which clients need."""
-    return {"HOME": str(Path.home()), **(os.environ if environment is None else environment)}
 
 
 def file_size(path: Path) -> int | None:

@@ -16,9 +16,9 @@ import ssl
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -27,26 +27,16 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 from hypaware import plugins, text
 from hypaware.clients import attach
 from hypaware.clients.client import Client
-from hypaware.config import Config, SinkConfig
 from hypaware.engine import class_archive, jars, jvm
 from hypaware.errors import HypError, NotReady
 from hypaware.export import sink_registry
 from hypaware.gateway.handover import bind_problem, find_free_address
-from hypaware.home import Home, cache_dir, locks
-from hypaware.state.snapshot import read_snapshot
-from hypaware.status import clients, doctor_home, home_health, processes
+from hypaware.home import Home, locks
+from hypaware.status import clients, doctor_home, processes, snapshot
 from hypaware.status.clients import ClientStatus
-from hypaware.status.diagnostics import (
-    CheckResult,
-    StatusInput,
-    check_failed,
-    check_ok,
-    check_warning,
-    client_environment,
-)
+from hypaware.status.diagnostics import CheckResult, StatusInput, check_failed, check_ok, check_warning
 from hypaware.text import summarize_error
 
-_OLDEST_PYTHON = (3, 11)
 _VERSION_SECONDS = 10.0
 _CONNECT_SECONDS = 3.0
 _HEALTH_PATH = "/healthz"
@@ -58,23 +48,7 @@ def read_input(
     home: Home, environment: Mapping[str, str] | None = None, now: datetime | None = None, cache: Path | None = None
 ) -> StatusInput:
     """Return the input of all checks."""
-    try:
-        config = home_health.inspect_config(home).facts.config
-    except HypError:
-        config = Config()
-    try:
-        running = processes.inspect_daemon(home)
-    except OSError:
-        running = {"state": "unknown"}
-    return StatusInput(
-        home=home,
-        config=config,
-        state=read_snapshot(home),
-        daemon=running,
-        now=now or datetime.now(UTC),
-        environment=client_environment(environment),
-        cache=cache or cache_dir(),
-    )
+    return snapshot.read_input(snapshot.Collector(), home, environment, now, cache)[0]
 
 
 def run_checks(inputs: StatusInput, report: Callable[[str, float, float], None]) -> Iterator[CheckResult]:
@@ -89,8 +63,7 @@ def run_checks(inputs: StatusInput, report: Callable[[str, float, float], None])
 def check_python(inputs: StatusInput) -> Iterator[CheckResult]:
     bits = 8 * struct.calcsize("P")
     detail = f"Python {platform.python_version()} ({bits} bits) at {sys.executable}"
-    is_supported = sys.version_info[:2] >= _OLDEST_PYTHON and bits == 64
-    if is_supported:
+    if sys.version_info[:2] >= (3, 11) and bits == 64:
         yield check_ok("python", detail)
     else:
         yield check_failed("python", f"{detail}; 64-bit 3.11 or later is required")
@@ -121,9 +94,8 @@ def check_jars(inputs: StatusInput) -> Iterator[CheckResult]:
 def check_class_archive(inputs: StatusInput) -> Iterator[CheckResult]:
     try:
         installed = jars.find_installed_jars(inputs.cache)
-        path = class_archive.locate_archive(
-            inputs.cache, jvm.find_java(inputs.environment), jvm.build_class_path(installed)
-        )
+        java, class_path = jvm.find_java(inputs.environment), jvm.build_class_path(installed)
+        path = class_archive.locate_archive(inputs.cache, java, class_path)
     except NotReady as missing:
         yield check_warning("class_archive", "missing, because Java or the jars are missing", *missing.repair)
         return
@@ -190,7 +162,18 @@ def check_clients(inputs: StatusInput) -> Iterator[CheckResult]:
         version, problem = _client_version(client)
         if problem:
             yield check_warning(name, problem, f"{client.name} --version")
-        yield from _attachment_checks(inputs, name, version, client, known[client.name])
+        problems = [each for each in clients.client_diagnostics(inputs, client) if each.severity != "info"]
+        for each in problems:
+            make = check_failed if each.severity == "error" else check_warning
+            yield make(name, f"{version}; {each.message}", *each.repair)
+        notes: Sequence[str] = ()
+        if client.is_attached and (settings := known[client.name].settings):
+            gateway = f"http://{inputs.config.gateway.listen}"
+            notes = attach.attach_client(inputs.home, settings, gateway, inputs.environment, dry_run=True).notes
+        for note in notes:
+            yield check_warning(name, f"{version}; {note}")
+        if not problems and not notes:
+            yield check_ok(name, f"{version}; {'attached' if client.is_attached else 'not attached'}")
 
 
 def _client_version(client: ClientStatus) -> tuple[str, str | None]:
@@ -215,29 +198,6 @@ def _client_version(client: ClientStatus) -> tuple[str, str | None]:
     return f"{output} at {client.program}", None
 
 
-def _attachment_checks(
-    inputs: StatusInput, name: str, version: str, client: ClientStatus, plugin: Client
-) -> Iterator[CheckResult]:
-    problems = [each for each in clients.client_diagnostics(inputs, client) if each.severity != "info"]
-    for each in problems:
-        make = check_failed if each.severity == "error" else check_warning
-        yield make(name, f"{version}; {each.message}", *each.repair)
-    notes = _attach_notes(inputs, client, plugin)
-    for note in notes:
-        yield check_warning(name, f"{version}; {note}")
-    if not problems and not notes:
-        yield check_ok(name, f"{version}; {'attached' if client.is_attached else 'not attached'}")
-
-
-def _attach_notes(inputs: StatusInput, client: ClientStatus, plugin: Client) -> list[str]:
-    if not client.is_attached or plugin.settings is None:
-        return []
-    plan = attach.attach_client(
-        inputs.home, plugin.settings, f"http://{inputs.config.gateway.listen}", inputs.environment, dry_run=True
-    )
-    return list(plan.notes)
-
-
 def check_sinks(inputs: StatusInput) -> Iterator[CheckResult]:
     for sink, declared in inputs.config.sinks.items():
         name = f"sink:{sink}"
@@ -249,19 +209,18 @@ def check_sinks(inputs: StatusInput) -> Iterator[CheckResult]:
         except HypError as error:
             yield check_failed(name, error.message, *(error.repair or ("hyp config show",)))
             continue
-        yield _check_destination(inputs, name, sink, urlsplit(_catalog_uri(declared) or address))
-
-
-def _catalog_uri(declared: SinkConfig) -> str | None:
-    """Return the catalog URI of an Iceberg sink."""
-    catalog = declared.options.get("catalog")
-    uri = catalog.get("uri") if isinstance(catalog, dict) else None
-    return str(uri) if uri else None
+        catalog = declared.options.get("catalog")
+        uri = catalog.get("uri") if isinstance(catalog, dict) else None
+        yield _check_destination(inputs, name, sink, urlsplit(str(uri) if uri else address))
 
 
 def _check_destination(inputs: StatusInput, name: str, sink: str, url: SplitResult) -> CheckResult:
     if url.scheme == "file":
-        return _check_folder(name, Path(url.netloc + url.path))
+        path = Path(url.netloc + url.path)
+        existing = next(each for each in (path, *path.parents) if each.exists())
+        if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+            return check_ok(name, f"{path} is writable" if existing == path else f"{path} will be created")
+        return check_failed(name, f"{existing} is not writable", f"ls -ld {shlex.quote(str(existing))}")
     if url.scheme in ("http", "https"):
         return _check_server(inputs, name, sink, url)
     if endpoint := parse_qs(url.query).get("endpoint"):
@@ -273,13 +232,6 @@ def _check_destination(inputs: StatusInput, name: str, sink: str, url: SplitResu
     return check_ok(name, f"{url.geturl()}: not tested, because this kind of address cannot be probed")
 
 
-def _check_folder(name: str, path: Path) -> CheckResult:
-    existing = next(each for each in (path, *path.parents) if each.exists())
-    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
-        return check_ok(name, f"{path} is writable" if existing == path else f"{path} will be created")
-    return check_failed(name, f"{existing} is not writable", f"ls -ld {shlex.quote(str(existing))}")
-
-
 def _check_server(inputs: StatusInput, name: str, sink: str, url: SplitResult) -> CheckResult:
     connection_class = HTTPSConnection if url.scheme == "https" else HTTPConnection
     try:
@@ -288,22 +240,13 @@ def _check_server(inputs: StatusInput, name: str, sink: str, url: SplitResult) -
             date = connection.getresponse().headers.get("Date")
     except (OSError, HTTPException, ssl.SSLError) as error:
         return check_failed(name, f"{url.geturl()} cannot be reached: {summarize_error(error)}", f"hyp export {sink}")
-    difference = _clock_difference(inputs, date)
-    if difference is not None and abs(difference) > _MAX_CLOCK_DIFFERENCE:
-        side = "ahead of" if difference > 0 else "behind"
-        return check_warning(
-            name,
-            f"{url.netloc} answers; our clock is {text.format_duration(abs(difference))} {side} its clock",
-            "date -u",
-        )
+    difference = 0.0
+    with suppress(TypeError, ValueError):
+        difference = (inputs.now - parsedate_to_datetime(date or "")).total_seconds()
+    if abs(difference) > _MAX_CLOCK_DIFFERENCE:
+        offset = f"{text.format_duration(abs(difference))} {'ahead of' if difference > 0 else 'behind'}"
+        return check_warning(name, f"{url.netloc} answers; our clock is {offset} its clock", "date -u")
     return check_ok(name, f"{url.netloc} answers")
-
-
-def _clock_difference(inputs: StatusInput, date: str | None) -> float | None:
-    try:
-        return (inputs.now - parsedate_to_datetime(date or "")).total_seconds()
-    except (TypeError, ValueError):
-        return None
 
 
 def _check_port(name: str, url: SplitResult) -> CheckResult:
@@ -311,9 +254,8 @@ def _check_port(name: str, url: SplitResult) -> CheckResult:
     try:
         socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
-        return check_failed(
-            name, f"{host}:{port} cannot be reached: {summarize_error(error)}", f"hyp export {name.partition(':')[2]}"
-        )
+        message = f"{host}:{port} cannot be reached: {summarize_error(error)}"
+        return check_failed(name, message, f"hyp export {name.partition(':')[2]}")
     return check_ok(name, f"{host}:{port} can be reached")
 
 
@@ -329,8 +271,8 @@ CHECKS: tuple[tuple[str, CheckFunction], ...] = (
     ("sync", doctor_home.check_sync),
     ("config", doctor_home.check_config),
     ("secrets", doctor_home.check_secrets),
-    ("state", doctor_home.check_state),
-    ("catalog", doctor_home.check_catalog),
+    ("state", lambda inputs: doctor_home.check_database("state", inputs.home.state, "hyp verify")),
+    ("catalog", lambda inputs: doctor_home.check_database("catalog", inputs.home.catalog, "hyp restore --help")),
     ("key_index", doctor_home.check_key_index),
     ("tombstones", doctor_home.check_tombstones),
     ("clock", doctor_home.check_clock),

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from hypaware import text
 from hypaware.errors import NotReady
-from hypaware.home import Home, durable_files, file_system
-from hypaware.home.file_system import open_regular_file
+from hypaware.home import Home, durable_files
+from hypaware.home.durable_files import open_regular_file
 from hypaware.home.sqlite_readonly import has_table, open_readonly
 from hypaware.iceberg import metadata
 from hypaware.status import home_health
@@ -28,39 +28,34 @@ _SLOW_SECONDS = 0.25
 _GROUP_AND_OTHERS = 0o077
 
 
-def check_state(inputs: StatusInput) -> Iterator[CheckResult]:
-    yield _check_database("state", inputs.home.state, "hyp verify")
-
-
-def check_catalog(inputs: StatusInput) -> Iterator[CheckResult]:
-    yield _check_database("catalog", inputs.home.catalog, "hyp restore --help")
-
-
 def check_tombstones(inputs: StatusInput) -> Iterator[CheckResult]:
     if inputs.home.tombstones.exists():
-        yield _check_database("tombstones", inputs.home.tombstones, "hyp restore --help")
+        yield from check_database("tombstones", inputs.home.tombstones, "hyp restore --help")
 
 
 def check_key_index(inputs: StatusInput) -> Iterator[CheckResult]:
     """Check that the key index is intact and covers the tables. The next flush indexes missing rows."""
-    check = _check_database("key_index", inputs.home.keys, "hyp verify --repair")
+    (check,) = check_database("key_index", inputs.home.keys, "hyp verify --repair")
     behind = _tables_ahead(inputs.home) if check.status == "ok" and inputs.home.keys.exists() else []
     if behind:
         check = check_warning("key_index", f"the key index is behind the table {', '.join(behind)}", "hyp flush")
     yield check
 
 
-def _check_database(name: str, path: Path, repair: str) -> CheckResult:
+def check_database(name: str, path: Path, repair: str) -> Iterator[CheckResult]:
     if not path.exists():
-        return check_ok(name, "does not exist yet")
+        yield check_ok(name, "does not exist yet")
+        return
     try:
         with open_readonly(path) as db:
             answer = db.execute("PRAGMA quick_check(1)").fetchone()
     except (OSError, sqlite3.Error) as error:
-        return check_failed(name, f"{path} cannot be read: {summarize_error(error)}", repair)
-    if answer != ("ok",):
-        return check_failed(name, f"{path} is damaged: {answer[0] if answer else 'no answer'}", repair)
-    return check_ok(name, f"{path.name} is intact")
+        yield check_failed(name, f"{path} cannot be read: {summarize_error(error)}", repair)
+        return
+    if answer == ("ok",):
+        yield check_ok(name, f"{path.name} is intact")
+    else:
+        yield check_failed(name, f"{path} is damaged: {answer[0] if answer else 'no answer'}", repair)
 
 
 def _tables_ahead(home: Home) -> list[str]:
@@ -87,11 +82,8 @@ def check_permissions(inputs: StatusInput) -> Iterator[CheckResult]:
     if status.st_uid != os.getuid():
         yield check_failed("permissions", f"{root} belongs to another user (uid {status.st_uid})", f"ls -ld {shown}")
     elif status.st_mode & _GROUP_AND_OTHERS:
-        yield check_failed(
-            "permissions",
-            f"other users have access to {root} ({stat.S_IMODE(status.st_mode):04o})",
-            f"chmod -R go= {shown}",
-        )
+        message = f"other users have access to {root} ({stat.S_IMODE(status.st_mode):04o})"
+        yield check_failed("permissions", message, f"chmod -R go= {shown}")
     elif paths := _accessible_files(root):
         files = text.format_count(len(paths), "file is", "files are")
         message = f"{files} open to other users and protected only by the home's folder: {paths[0]}"
@@ -117,22 +109,21 @@ def _accessible_files(root: Path) -> list[Path]:
 def check_file_system(inputs: StatusInput) -> Iterator[CheckResult]:
     folder = home_health.nearest_folder(inputs.home)
     try:
-        file_system.reject_network_file_system(folder)
+        durable_files.reject_network_file_system(folder)
     except NotReady as error:
         yield check_failed("file_system", error.message, *error.repair)
         return
-    yield check_ok(
-        "file_system", f"{file_system.file_system_type(folder) or 'unknown, but not a known network file system'}"
-    )
+    kind = durable_files.file_system_type(folder) or "unknown, but not a known network file system"
+    yield check_ok("file_system", kind)
 
 
 def check_disk_space(inputs: StatusInput) -> Iterator[CheckResult]:
     found = home_health.inspect_disk(inputs, LakeStatus(), SpoolStatus())
-    free = f"{text.format_size(found.facts['free_bytes'])} free of {text.format_size(found.facts['total_bytes'])}"
     for each in found.diagnostics:
         yield CheckResult("disk", "failed" if each.severity == "error" else "warning", each.message, each.repair)
     if not found.diagnostics:
-        yield check_ok("disk", free)
+        free, total = (text.format_size(found.facts[name]) for name in ("free_bytes", "total_bytes"))
+        yield check_ok("disk", f"{free} free of {total}")
 
 
 def check_sync(inputs: StatusInput) -> Iterator[CheckResult]:
@@ -167,10 +158,16 @@ def check_config(inputs: StatusInput) -> Iterator[CheckResult]:
 def check_secrets(inputs: StatusInput) -> Iterator[CheckResult]:
     for sink, declared in inputs.config.sinks.items():
         for option, value in declared.options.items():
-            if isinstance(value, str) and value and option.endswith("_file"):
-                yield _check_secret_file(f"secrets:{sink}", Path(value).expanduser())
-            elif isinstance(value, str) and value and option.endswith("_env"):
-                yield _check_variable(f"secrets:{sink}", value, inputs)
+            name = f"secrets:{sink}"
+            if not value or not isinstance(value, str):
+                continue
+            if option.endswith("_file"):
+                yield _check_secret_file(name, Path(value).expanduser())
+            elif option.endswith("_env") and inputs.environment.get(value):
+                yield check_ok(name, f"{value} is set here; the daemon uses the environment it was started with")
+            elif option.endswith("_env"):
+                message = f"{value} is not set here; the daemon needs it in its own environment"
+                yield check_warning(name, message, f"echo ${value}")
 
 
 def _check_secret_file(name: str, path: Path) -> CheckResult:
@@ -186,14 +183,6 @@ def _check_secret_file(name: str, path: Path) -> CheckResult:
     if stat.S_IMODE(status.st_mode) & 0o077:
         return check_warning(name, f"other users can read {path}", f"chmod 600 {shown}")
     return check_ok(name, f"{path} exists and only you can read it")
-
-
-def _check_variable(name: str, variable: str, inputs: StatusInput) -> CheckResult:
-    if inputs.environment.get(variable):
-        return check_ok(name, f"{variable} is set here; the daemon uses the environment it was started with")
-    return check_warning(
-        name, f"{variable} is not set here; the daemon needs it in its own environment", f"echo ${variable}"
-    )
 
 
 def check_clock(inputs: StatusInput) -> Iterator[CheckResult]:

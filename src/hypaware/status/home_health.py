@@ -14,7 +14,7 @@ from hypaware import config as configuration
 from hypaware import text
 from hypaware.config import Config
 from hypaware.errors import ConfigError
-from hypaware.home import Home, file_system
+from hypaware.home import Home, durable_files
 from hypaware.home.identity import HomeLocation
 from hypaware.state import mirror
 from hypaware.state.snapshot import StateSnapshot
@@ -25,7 +25,7 @@ from hypaware.text import summarize_error
 
 # Every command that opens the home repairs these things first; this one changes nothing else.
 _OPEN_HOME = "hyp verify"
-
+_FREE_SPACE = ("hyp maintain", "hyp purge --help")
 _FULL_BYTES = 256 * 2**20
 _TIGHT_BYTES = 2 * 2**30
 _MIN_DAYS_LEFT = 14
@@ -33,7 +33,10 @@ _WEEK = timedelta(days=7)
 
 
 def inspect_home(home: Home, state: StateSnapshot) -> PartStatus[dict[str, Any]]:
-    location = find_location(home, state)
+    location: HomeLocation | None = None
+    if home.root.is_dir():
+        identity = state.identity or (known.identity if (known := mirror.read_mirror(home.mirror)) else None)
+        location = identity.locate(home.root) if identity else None
     facts = {
         "path": str(home.root),
         "exists": home.root.is_dir(),
@@ -41,73 +44,43 @@ def inspect_home(home: Home, state: StateSnapshot) -> PartStatus[dict[str, Any]]
         "incarnation": state.identity.incarnation if state.identity else None,
         "state": state.condition,
         "whereabouts": location.value if location else None,
-        "file_system": file_system.file_system_type(home.root) if home.root.is_dir() else None,
+        "file_system": durable_files.file_system_type(home.root) if home.root.is_dir() else None,
     }
     return PartStatus(facts, tuple(_home_diagnostics(home, state, location)))
-
-
-def find_location(home: Home, state: StateSnapshot) -> HomeLocation | None:
-    """Return whether the home was moved or copied, or None if its identity is unknown."""
-    if not home.root.is_dir():
-        return None
-    identity = state.identity or (known.identity if (known := mirror.read_mirror(home.mirror)) else None)
-    return identity.locate(home.root) if identity else None
-
-
-def is_set_up(home: Home) -> bool:
-    """Return whether any part of a home exists."""
-    return any(path.exists() for path in (home.config, home.state, home.mirror, home.spool, home.catalog))
 
 
 def _home_diagnostics(home: Home, state: StateSnapshot, location: HomeLocation | None) -> Iterator[Diagnostic]:
     if home.root.exists() and not home.root.is_dir():
         yield error("home_no_folder", f"{home.root} is not a folder", f"ls -ld {shlex.quote(str(home.root))}")
     elif home.backup_note.is_file():
-        yield error(
-            "home_is_backup",
-            f"{home.root} is a backup and cannot be used as a home",
-            f"HYP_HOME=<a new folder> hyp restore {shlex.quote(str(home.root))}",
-        )
-    elif not is_set_up(home):
+        restore = f"HYP_HOME=<a new folder> hyp restore {shlex.quote(str(home.root))}"
+        yield error("home_is_backup", f"{home.root} is a backup and cannot be used as a home", restore)
+    elif not any(path.exists() for path in (home.config, home.state, home.mirror, home.spool, home.catalog)):
         yield warning("not_set_up", f"{home.root} is not set up, so nothing is recorded", "hyp setup")
     else:
         yield from _state_diagnostics(home, state)
         yield from _side_file_diagnostics(home, state)
     was = state.identity.home_path if state.identity else "another location"
     if location is HomeLocation.MOVED:
-        yield warning(
-            "home_moved", f"the home was moved here from {was}: the next command updates its tables", _OPEN_HOME
-        )
+        message = f"the home was moved here from {was}: the next command updates its tables"
+        yield warning("home_moved", message, _OPEN_HOME)
     elif location is HomeLocation.COPIED:
-        yield warning(
-            "home_copied",
-            f"this home is a copy of the one at {was}: the next command gives it a new identity, under which it "
-            "delivers",
-            _OPEN_HOME,
-        )
+        message = f"this home is a copy of the one at {was}: the next command gives it a new identity"
+        yield warning("home_copied", f"{message}, under which it delivers", _OPEN_HOME)
 
 
 def _state_diagnostics(home: Home, state: StateSnapshot) -> Iterator[Diagnostic]:
     if state.condition == "unreadable":
-        yield error(
-            "state_unreadable",
-            f"the state {home.state} cannot be read ({state.error}): the next command rebuilds it from the lake",
-            _OPEN_HOME,
-        )
+        message = f"the state {home.state} cannot be read ({state.error}): the next command rebuilds it from the lake"
+        yield error("state_unreadable", message, _OPEN_HOME)
     elif state.condition == "newer":
-        yield error(
-            "state_too_new",
-            f"the state {home.state} was written by a newer version of hypaware",
-            "pip install --upgrade hypaware",
-        )
+        message = f"the state {home.state} was written by a newer version of hypaware"
+        yield error("state_too_new", message, "pip install --upgrade hypaware")
     elif state.condition == "none" and (home.mirror.exists() or home.catalog.exists()):
         yield error("state_lost", f"the state {home.state} is missing: the next command rebuilds it", _OPEN_HOME)
     if suspect_marker(home.state).exists():
-        yield error(
-            "state_suspect",
-            f"a command found damage in the state {home.state}: the next command checks it, and rebuilds it if needed",
-            _OPEN_HOME,
-        )
+        message = f"a command found damage in the state {home.state}: the next command checks it"
+        yield error("state_suspect", f"{message}, and rebuilds it if needed", _OPEN_HOME)
 
 
 def _side_file_diagnostics(home: Home, state: StateSnapshot) -> Iterator[Diagnostic]:
@@ -115,11 +88,8 @@ def _side_file_diagnostics(home: Home, state: StateSnapshot) -> Iterator[Diagnos
     if state.identity is None:
         return
     if mirror.read_mirror(home.mirror) is None:
-        yield warning(
-            "mirror_unreadable",
-            f"{home.mirror}, from which a lost state is rebuilt, is missing or damaged; the next command writes it",
-            _OPEN_HOME,
-        )
+        message = f"{home.mirror}, from which a lost state is rebuilt, is missing or damaged"
+        yield warning("mirror_unreadable", f"{message}; the next command writes it", _OPEN_HOME)
     try:
         gateway_id = home.gateway.read_text("utf-8").strip()
     except FileNotFoundError:
@@ -127,13 +97,9 @@ def _side_file_diagnostics(home: Home, state: StateSnapshot) -> Iterator[Diagnos
     except (OSError, UnicodeDecodeError) as problem:
         gateway_id = summarize_error(problem)
     if gateway_id != state.identity.gateway_id:
-        yield warning(
-            "gateway_id_differs",
-            f"{home.gateway} does not hold this home's gateway id, {state.identity.gateway_id}; remove it, and the "
-            "next command writes it again",
-            f"rm {shlex.quote(str(home.gateway))}",
-            _OPEN_HOME,
-        )
+        message = f"{home.gateway} does not hold this home's gateway id, {state.identity.gateway_id}"
+        commands = (f"rm {shlex.quote(str(home.gateway))}", _OPEN_HOME)
+        yield warning("gateway_id_differs", f"{message}; remove it, and the next command writes it again", *commands)
 
 
 @dataclass(frozen=True)
@@ -183,14 +149,9 @@ def _disk_diagnostics(facts: dict[str, Any], spool: SpoolStatus) -> Iterator[Dia
     left = f"{text.format_size(free)} are free on the disk of {facts['path']}"
     # A flush writes the spooled rows a second time before it removes the segments.
     if free < _FULL_BYTES + 2 * spool.bytes:
-        yield error("disk_full", f"{left}: recording will stop soon", "hyp maintain", "hyp purge --help")
+        yield error("disk_full", f"{left}: recording will stop soon", *_FREE_SPACE)
     elif free < _TIGHT_BYTES:
-        yield warning("disk_tight", f"only {left}", "hyp maintain", "hyp purge --help")
+        yield warning("disk_tight", f"only {left}", *_FREE_SPACE)
     elif growth and free / growth < _MIN_DAYS_LEFT:
-        days = text.format_count(int(free / growth), "day")
-        yield warning(
-            "disk_filling",
-            f"{left}, which will last {days} at {text.format_size(growth)} a day",
-            "hyp maintain",
-            "hyp purge --help",
-        )
+        rate = f"{text.format_count(int(free / growth), 'day')} at {text.format_size(growth)} a day"
+        yield warning("disk_filling", f"{left}, which will last {rate}", *_FREE_SPACE)

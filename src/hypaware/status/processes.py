@@ -32,6 +32,7 @@ from hypaware.status.diagnostics import (
 from hypaware.text import summarize_error
 
 _FAILED = ("failed", "partial")
+_COUNTS = ("exchanges", "recorded", "incomplete", "dropped", "ignored", "rejected_rows")
 _CONNECT_SECONDS = 0.3
 _SHOWN_NAMES = 3
 
@@ -49,23 +50,13 @@ def daemon_diagnostics(inputs: StatusInput, reasons: list[str]) -> Iterator[Diag
     """Yield the daemon's diagnostics. `reasons` lists why this home needs a daemon."""
     if not inputs.is_daemon_running:
         if reasons and inputs.daemon["state"] == "stopped":
-            yield error(
-                "daemon_down",
-                f"the daemon is not running, so nothing is recorded or exported automatically ({', '.join(reasons)})",
-                "hyp daemon start",
-            )
+            message = "the daemon is not running, so nothing is recorded or exported automatically"
+            yield error("daemon_down", f"{message} ({', '.join(reasons)})", "hyp daemon start")
         return
     version = inputs.daemon.get("version")
     if version and version != __version__:
-        yield warning(
-            "daemon_outdated",
-            f"the daemon runs version {version}, but {__version__} is installed",
-            "hyp daemon restart",
-        )
-    yield from _task_diagnostics(inputs)
-
-
-def _task_diagnostics(inputs: StatusInput) -> Iterator[Diagnostic]:
+        message = f"the daemon runs version {version}, but {__version__} is installed"
+        yield warning("daemon_outdated", message, "hyp daemon restart")
     flush, maintenance, imports = map(inputs.daemon_part, ("flush", "maintain", "catch_up"))
     if flush.get("last_status") in _FAILED:
         when = text.format_ago(flush.get("last_flush"), inputs.now)
@@ -81,64 +72,40 @@ def _task_diagnostics(inputs: StatusInput) -> Iterator[Diagnostic]:
 
 
 def inspect_engine(home: Home, cache: Path, environment: Mapping[str, str]) -> PartStatus[dict[str, Any]]:
-    status, missing = _engine_status(home), _missing_jars(cache)
+    diagnostics = []
+    try:
+        status = call_with_timeout(lambda: client.engine_status(home))
+    except Exception as exception:
+        status = {"state": "not_answering", "error": summarize_error(exception)}
     # A running engine has found its Java, perhaps in another environment than this one.
-    java_error = None if status["state"] == "running" else _java_error(environment)
-    facts = {**status, "installed": not missing and java_error is None}
-    return PartStatus(facts, tuple(_engine_diagnostics(facts, missing, java_error)))
-
-
-def _engine_status(home: Home) -> dict[str, Any]:
-    try:
-        return call_with_timeout(lambda: client.engine_status(home))
-    except Exception as error:
-        return {"state": "not_answering", "error": summarize_error(error)}
-
-
-def _missing_jars(cache: Path) -> list[str]:
-    """Return the jars that are missing, by name and size. `hyp doctor` verifies their hashes."""
-    folder = jars.jar_folder(cache, jars.locked_jars())
-    return [jar.file_name for jar in jars.locked_jars() if file_size(folder / jar.file_name) != jar.size]
-
-
-def _java_error(environment: Mapping[str, str]) -> NotReady | None:
-    try:
-        call_with_timeout(lambda: jvm.find_java(environment))
-    except NotReady as error:
-        return error
-    except TimeoutError:
-        # A Java that is slow to answer exists; `hyp doctor` waits for it.
-        return None
-    return None
-
-
-def _engine_diagnostics(facts: dict[str, Any], missing: list[str], java_error: NotReady | None) -> Iterator[Diagnostic]:
-    if java_error:
-        yield warning(java_error.kind, f"{java_error.message}: flushes and queries cannot run", *java_error.repair)
-    if missing:
-        yield warning(
-            "engine_not_installed",
-            f"the engine is not installed ({len(missing)} jars are missing): flushes and queries cannot run",
-            "hyp engine install",
-        )
-    if facts["state"] == "not_answering":
-        yield warning("engine_not_answering", "the engine does not answer", "hyp engine stop")
+    if status["state"] != "running":
+        try:
+            call_with_timeout(lambda: jvm.find_java(environment))
+        except NotReady as no_java:
+            message = f"{no_java.message}: flushes and queries cannot run"
+            diagnostics.append(warning(no_java.kind, message, *no_java.repair))
+        except TimeoutError:
+            pass  # a Java that is slow to answer exists; `hyp doctor` waits for it
+    # `hyp doctor` verifies the hashes of the jars.
+    folder, locked = jars.jar_folder(cache, jars.locked_jars()), jars.locked_jars()
+    if missing := sum(file_size(folder / jar.file_name) != jar.size for jar in locked):
+        message = f"the engine is not installed ({missing} jars are missing): flushes and queries cannot run"
+        diagnostics.append(warning("engine_not_installed", message, "hyp engine install"))
+    facts = {**status, "installed": not diagnostics}
+    if status["state"] == "not_answering":
+        diagnostics.append(warning("engine_not_answering", "the engine does not answer", "hyp engine stop"))
+    return PartStatus(facts, tuple(diagnostics))
 
 
 def inspect_server(home: Home) -> dict[str, Any]:
     if not locks.is_locked(home.run / "server.lock"):
         return {"state": "stopped"}
-    pid = locks.lock_holder(home.run / "server.lock")
-    return {"state": "running", "pid": pid, "listen": _read_server_status(home).get("listen")}
-
-
-def _read_server_status(home: Home) -> dict[str, Any]:
-    """Return the contents of `run/server.json`, or an empty dict until the server listens."""
-    try:
+    # There is no status file until the server listens.
+    status: Any = None
+    with suppress(OSError, ValueError):
         status = json.loads((home.run / "server.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return status if isinstance(status, dict) else {}
+    listen = status.get("listen") if isinstance(status, dict) else None
+    return {"state": "running", "pid": locks.lock_holder(home.run / "server.lock"), "listen": listen}
 
 
 def inspect_gateway(inputs: StatusInput, is_needed: bool) -> PartStatus[dict[str, Any]]:
@@ -146,29 +113,21 @@ def inspect_gateway(inputs: StatusInput, is_needed: bool) -> PartStatus[dict[str
     status = inputs.daemon_part("gateway")
     listen = status.get("listen") or inputs.config.gateway.listen
     is_probed = is_needed or status.get("state") in ("listening", "down")
+    # The daemon is not running or has not reported the state yet.
+    default_state = "unknown" if inputs.is_daemon_running else "down" if is_needed else "off"
     facts = {
         "source": "gateway",
         "kind": "live",
         "listen": listen,
-        "state": status.get("state") or _default_state(inputs, is_needed),
+        "state": status.get("state") or default_state,
         "answered_by": probe_gateway(inputs.home, listen) if is_probed else None,
         "error": status.get("error"),
         "since": status.get("since"),
-        **{
-            name: _number(status, name)
-            for name in ("exchanges", "recorded", "incomplete", "dropped", "ignored", "rejected_rows")
-        },
+        **{name: _number(status, name) for name in _COUNTS},
         **{name: _counts(status.get(name)) for name in ("unknown", "without_row")},
         "last_exchange_at": status.get("last_exchange_at"),
     }
-    return PartStatus(facts, (*_listen_diagnostics(inputs, facts, is_needed), *_traffic_diagnostics(facts)))
-
-
-def _default_state(inputs: StatusInput, is_needed: bool) -> str:
-    """Return the gateway's state if the daemon is not running or has not reported it yet."""
-    if inputs.is_daemon_running:
-        return "unknown"
-    return "down" if is_needed else "off"
+    return PartStatus(facts, tuple(_gateway_diagnostics(inputs, facts, is_needed)))
 
 
 def probe_gateway(home: Home, listen: str) -> str | None:
@@ -185,56 +144,35 @@ def probe_gateway(home: Home, listen: str) -> str | None:
     return None
 
 
-def _listen_diagnostics(inputs: StatusInput, facts: Mapping[str, Any], is_needed: bool) -> Iterator[Diagnostic]:
+def _gateway_diagnostics(inputs: StatusInput, facts: Mapping[str, Any], is_needed: bool) -> Iterator[Diagnostic]:
     listen, is_down = facts["listen"], facts["state"] == "down"
     if facts["answered_by"] == "stranger" and (is_down or is_needed):
-        yield error(
-            "port_taken",
-            f"another program listens on {listen}, the gateway's address",
-            f"hyp config set gateway.listen {find_free_address(listen)}",
-            "hyp client attach",
-        )
+        use_other_port = f"hyp config set gateway.listen {find_free_address(listen)}"
+        message = f"another program listens on {listen}, the gateway's address"
+        yield error("port_taken", message, use_other_port, "hyp client attach")
     elif inputs.is_daemon_running and is_down:
-        why = facts["error"] or "no reason is known"
-        yield error(
-            "gateway_down",
-            f"the gateway does not listen on {listen}: {why}",
-            "hyp daemon restart",
-            "hyp doctor",
-        )
-
-
-def _traffic_diagnostics(facts: Mapping[str, Any]) -> Iterator[Diagnostic]:
+        message = f"the gateway does not listen on {listen}: {facts['error'] or 'no reason is known'}"
+        yield error("gateway_down", message, "hyp daemon restart", "hyp doctor")
     if facts["dropped"]:
         exchanges = text.format_count(facts["dropped"], "exchange was", "exchanges were")
-        yield warning(
-            "records_dropped",
-            f"{exchanges} not recorded since the daemon started: they arrived faster than they could be written",
-            "hyp backfill",
-        )
+        message = f"{exchanges} not recorded since the daemon started: they arrived faster than they could be written"
+        yield warning("records_dropped", message, "hyp backfill")
     if facts["unknown"]:
         total, names = _most_frequent(facts["unknown"])
-        yield warning(
-            "dialect_unknown",
-            f"{text.format_count(total, 'exchange')} could not be decoded ({names}); the raw "
-            f"{'exchange is' if total == 1 else 'exchanges are'} kept for a version that can",
-            "hyp reproject",
-        )
+        message = f"{text.format_count(total, 'exchange')} could not be decoded ({names}); the raw "
+        kept = f"{'exchange is' if total == 1 else 'exchanges are'} kept for a version that can"
+        yield warning("dialect_unknown", message + kept, "hyp reproject")
     if facts["without_row"]:
         total, names = _most_frequent(facts["without_row"])
-        yield info(
-            "live_items_without_row",
-            f"{text.format_count(total, 'item')} of live conversations produced no row, as in an import ({names}); "
-            "the raw exchanges are kept",
-        )
+        message = f"{text.format_count(total, 'item')} of live conversations produced no row, as in an import ({names})"
+        yield info("live_items_without_row", f"{message}; the raw exchanges are kept")
     if facts["rejected_rows"]:
         rows = text.format_count(facts["rejected_rows"], "row")
         yield warning("live_rows_refused", f"{rows} of live exchanges did not fit their dataset", "hyp doctor")
     if facts["ignored"]:
         exchanges = text.format_count(facts["ignored"], "exchange was", "exchanges were")
-        yield info(
-            "exchanges_ignored", f"{exchanges} not recorded, as your folders and sessions ask", "hyp session status"
-        )
+        message = f"{exchanges} not recorded, as your folders and sessions ask"
+        yield info("exchanges_ignored", message, "hyp session status")
 
 
 def _counts(value: Any) -> dict[str, Any]:

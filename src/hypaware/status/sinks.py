@@ -38,21 +38,19 @@ class RowLag:
 
 def count_between(files: Iterable[DataFile], source: str, after: int, last: int) -> RowLag:
     """Count the rows of the source in (after, last]."""
-    return sum((_count_in_file(file, after, last) for file in files if file.source == source), RowLag())
-
-
-def _count_in_file(file: DataFile, after: int, last: int) -> RowLag:
-    lowest, highest = file.min_seq, file.max_seq
-    if file.sequenced == 0:
-        return RowLag()
-    if lowest is None or highest is None:
-        return RowLag(file.sequenced, exact=False)
-    if highest <= after or lowest > last:
-        return RowLag()
-    if after < lowest and highest <= last:
-        return RowLag(file.sequenced)
-    inside = min(highest, last) - max(lowest - 1, after)
-    return RowLag(min(file.sequenced, inside), exact=file.sequenced == highest - lowest + 1)
+    total = RowLag()
+    for file in files:
+        lowest, highest = file.min_seq, file.max_seq
+        if file.source != source or file.sequenced == 0:
+            continue
+        if lowest is None or highest is None:
+            total += RowLag(file.sequenced, exact=False)
+        elif after < lowest and highest <= last:
+            total += RowLag(file.sequenced)
+        elif highest > after and lowest <= last:
+            inside = min(highest, last) - max(lowest - 1, after)
+            total += RowLag(min(file.sequenced, inside), exact=file.sequenced == highest - lowest + 1)
+    return total
 
 
 @dataclass(frozen=True)
@@ -157,14 +155,14 @@ def _sink_status(inputs: StatusInput, lake: LakeStatus, name: str, states: list[
     streams = tuple(_sink_stream(inputs, lake, state) for state in states)
     if (declared := inputs.config.sinks.get(name)) is None:
         return SinkStatus(name, None, None, None, None, None, streams)
-    destination = find_address(inputs.home, inputs.config, inputs.state.identity, name)
+    address, problem = find_address(inputs.home, inputs.config, inputs.state.identity, name)
     return SinkStatus(
         name=name,
         kind=declared.kind,
-        address=destination.address,
+        address=address,
         schedule=declared.schedule,
         next_round=next_round_at(declared.schedule, inputs.now).isoformat().replace("+00:00", "Z"),
-        error=summarize_error(destination.error) if destination.error else None,
+        error=summarize_error(problem) if problem else None,
         streams=streams,
     )
 
@@ -185,21 +183,15 @@ def _sink_diagnostics(inputs: StatusInput, sink: SinkStatus) -> Iterator[Diagnos
     letters = sum(each.state.dead_letters for each in sink.streams)
     if letters:
         count = text.format_count(letters, "dead letter")
-        yield warning(
-            "dead_letters", f"{sink.name}: {count} (rows that the sink rejected)", "hyp export dead-letters list"
-        )
+        message = f"{sink.name}: {count} (rows that the sink rejected)"
+        yield warning("dead_letters", message, "hyp export dead-letters list")
     current = [stream for stream in sink.streams if not stream.state.removed]
     if sink.status == "unusable":
         yield error("sink_unusable", f"{sink.name}: {sink.error}", "hyp config show", "hyp plugin list")
     elif sink.status == "held":
         held = next(stream for stream in current if stream.held)
-        why = held.last_error or "its destination has changed"
-        yield warning(
-            "sink_held",
-            f"{sink.name} is held until you decide: {why}",
-            f"hyp export adopt {sink.name}",
-            f"hyp export resend {sink.name}",
-        )
+        message = f"{sink.name} is held until you decide: {held.last_error or 'its destination has changed'}"
+        yield warning("sink_held", message, f"hyp export adopt {sink.name}", f"hyp export resend {sink.name}")
     elif sink.status == "failing":
         failed = next(stream for stream in current if stream.last_error)
         yield warning("sink_failing", f"{sink.name}: {failed.last_error}", f"hyp export {sink.name}")

@@ -11,17 +11,18 @@ not even a home that does not exist, and no part waits long.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hypaware.home import Home, cache_dir
 from hypaware.state.snapshot import read_snapshot
-from hypaware.status import clients, home_health, processes, retention, sinks, storage
+from hypaware.status import clients, home_health, processes, sinks, storage
 from hypaware.status.clients import ClientStatus
-from hypaware.status.diagnostics import SEVERITIES, Diagnostic, PartStatus, StatusInput, client_environment, error
+from hypaware.status.diagnostics import SEVERITIES, Diagnostic, PartStatus, StatusInput, error
 from hypaware.status.home_health import ConfigStatus
 from hypaware.status.sinks import SinkStatus
 from hypaware.status.storage import LakeStatus, SpoolStatus
@@ -59,30 +60,38 @@ class StatusSnapshot:
         return "degraded" if any(each.severity != "info" for each in self.diagnostics) else "ok"
 
     def as_json(self) -> Facts:
-        return {
-            "overall": self.overall,
-            **vars(self),
-            "diagnostics": [each.as_json() for each in self.diagnostics],
-        }
+        diagnostics = [each.as_json() for each in self.diagnostics]
+        return {"overall": self.overall, **vars(self), "diagnostics": diagnostics}
 
 
-def collect_snapshot(
+def read_input(
+    collector: Collector,
     home: Home,
-    environment: Mapping[str, str] | None = None,
-    now: datetime | None = None,
-    cache: Path | None = None,
-) -> StatusSnapshot:
-    collector = _Collector()
+    environment: Mapping[str, str] | None,
+    now: datetime | None,
+    cache: Path | None,
+) -> tuple[StatusInput, Facts]:
+    """Return the input of all parts, and the facts about the config."""
     written = collector.run("the config", lambda: home_health.inspect_config(home), ConfigStatus())
+    daemon = collector.run("the daemon", lambda: PartStatus(processes.inspect_daemon(home)), {"state": "unknown"})
     inputs = StatusInput(
         home=home,
         config=written.config,
         state=read_snapshot(home),
-        daemon=collector.run("the daemon", lambda: PartStatus(processes.inspect_daemon(home)), {"state": "unknown"}),
+        daemon=daemon,
         now=now or datetime.now(UTC),
-        environment=client_environment(environment),
+        # Clients need HOME.
+        environment={"HOME": str(Path.home()), **(os.environ if environment is None else environment)},
         cache=cache or cache_dir(),
     )
+    return inputs, written.facts
+
+
+def collect_snapshot(
+    home: Home, environment: Mapping[str, str] | None = None, now: datetime | None = None, cache: Path | None = None
+) -> StatusSnapshot:
+    collector = Collector()
+    inputs, config_facts = read_input(collector, home, environment, now, cache)
     home_facts = collector.run(
         "the home", lambda: home_health.inspect_home(home, inputs.state), {"path": str(home.root)}
     )
@@ -94,11 +103,17 @@ def collect_snapshot(
     live = collector.run("the gateway", lambda: processes.inspect_gateway(inputs, bool(attached)), _NO_GATEWAY)
     private = collector.run("privacy", lambda: storage.inspect_privacy(inputs), Facts())
     known_sinks = collector.run("the sinks", lambda: sinks.inspect_sinks(inputs, tables), list[SinkStatus]())
-    collector.diagnostics += processes.daemon_diagnostics(inputs, _reasons_for_daemon(inputs, attached))
+    enabled = [name for name, each in inputs.config.clients.items() if each.enabled and name not in attached]
+    reasons_for_daemon = [
+        *(f"{name} is attached" for name in attached),
+        *(f"{name} is enabled" for name in enabled),
+        *(f"{name} is a sink" for name in inputs.config.sinks),
+    ]
+    collector.diagnostics += processes.daemon_diagnostics(inputs, reasons_for_daemon)
     unknown = {"state": "unknown"}
     return StatusSnapshot(
         home=home_facts,
-        config=written.facts,
+        config=config_facts,
         daemon=dict(inputs.daemon),
         server=collector.run("the server", lambda: PartStatus(processes.inspect_server(home)), unknown),
         engine=collector.run(
@@ -106,23 +121,13 @@ def collect_snapshot(
         ),
         clients=[each.as_json() for each in known_clients],
         sources=[{**live, **private}, *storage.list_history(inputs)],
-        spool=spooled.as_json(),
+        spool=asdict(spooled),
         lake=tables.sources,
         sinks=[each.as_json() for each in known_sinks],
-        retention=collector.run("retention", lambda: retention.inspect_retention(inputs, tables), {}),
+        retention=collector.run("retention", lambda: storage.inspect_retention(inputs, tables), {}),
         disk=collector.run("the disk", lambda: home_health.inspect_disk(inputs, tables, spooled), {}),
         diagnostics=_worst_first(collector.diagnostics),
     )
-
-
-def _reasons_for_daemon(inputs: StatusInput, attached: list[str]) -> list[str]:
-    """Return why this home needs a daemon, as text."""
-    enabled = [name for name, each in inputs.config.clients.items() if each.enabled and name not in attached]
-    return [
-        *(f"{name} is attached" for name in attached),
-        *(f"{name} is enabled" for name in enabled),
-        *(f"{name} is a sink" for name in inputs.config.sinks),
-    ]
 
 
 def _worst_first(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
@@ -138,7 +143,7 @@ def _worst_first(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     return tuple(found)
 
 
-class _Collector:
+class Collector:
     """Runs the parts and gathers their diagnostics, including those of parts that fail."""
 
     def __init__(self) -> None:

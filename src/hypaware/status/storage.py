@@ -1,17 +1,18 @@
-"""The rows of a home in a status: the lake, the spool, the imported history, and what privacy settings exclude.
+"""The rows of a home in a status: the lake, retention, the spool, the imported history, and what privacy excludes.
 
 The lake's numbers come from the tables' metadata; no row is read. Every live data file is checked by name and size,
 those of the newest commit by their footer as well. If a table changes during the check, its metadata pointer has
-changed too, and the check is repeated.
+changed too, and the check is repeated. Most of the time no retention is due, which config, state and file statistics
+show. Only if it is due, the retention plan is made, by the same code that carries it out.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from hypaware import text
@@ -21,10 +22,12 @@ from hypaware.home.sqlite_readonly import open_readonly
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import CatalogEntry, DataFile, TableMetadata
 from hypaware.lake import health, tombstones
+from hypaware.maintain import retention_plan
+from hypaware.model import datasets
 from hypaware.privacy import folder_memory, ignored_sessions
 from hypaware.spool import segments
-from hypaware.state import flushes, snapshot
-from hypaware.state.snapshot import StateSnapshot
+from hypaware.state import flushes
+from hypaware.state.snapshot import StateSnapshot, read_snapshot
 from hypaware.state.store import StateStore
 from hypaware.status.diagnostics import Diagnostic, PartStatus, StatusInput, error, file_size, info, warning
 from hypaware.text import summarize_error
@@ -59,15 +62,24 @@ def inspect_lake(inputs: StatusInput) -> PartStatus[LakeStatus]:
     diagnostics: list[Diagnostic] = []
     for entry in metadata.list_tables(inputs.home):
         if not entry.metadata.is_relative_to(inputs.home.root):
-            # If the state is readable, a moved home has its own diagnostic.
-            diagnostics += [_location_diagnostic(inputs.home, entry)] if inputs.state.identity is None else []
+            # A moved or copied home, whose files may belong to another one. With a readable state, the home itself
+            # has a diagnostic.
+            if inputs.state.identity is None:
+                message = f"the table {entry.name} points at files outside of {inputs.home.root}"
+                diagnostics.append(warning("lake_elsewhere", f"{message}: the next command updates it", "hyp verify"))
             continue
         try:
             tables[entry.name] = _read_table(inputs.home, entry)
         except _DamagedTable as damage:
-            diagnostics.append(_damage_diagnostic(entry.name, damage))
+            message = f"the table {entry.name} is damaged ({damage}): restore a backup, or rebuild it from the files"
+            repair = f"hyp maintain {entry.name} --rebuild"
+            diagnostics.append(error("lake_damaged", f"{message} that can be read", repair))
     diagnostics += _floor_diagnostics(inputs)
-    diagnostics += _clock_diagnostics(tables, inputs.now)
+    times = [snapshot.at for table in tables.values() for snapshot in table.metadata.snapshots]
+    if times and (latest := max(times)) > inputs.now.timestamp() + MAX_CLOCK_STEP_BACK:
+        clock, then = (f"{at:%Y-%m-%d %H:%M}" for at in (inputs.now, datetime.fromtimestamp(latest, UTC)))
+        message = f"this machine's clock shows {clock} (UTC), but rows were committed at {then}"
+        diagnostics.append(error("clock_went_back", f"{message}: nothing can be committed before that time", "date -u"))
     diagnostics += _purge_diagnostics(inputs.home)
     diagnostics += _key_index_diagnostics(inputs.home)
     return PartStatus(LakeStatus(tables, list(_rows_by_source(inputs, tables))), tuple(diagnostics))
@@ -125,23 +137,6 @@ def _rows_by_source(inputs: StatusInput, tables: dict[str, TableStatus]) -> Iter
             }
 
 
-def _damage_diagnostic(table: str, reason: _DamagedTable) -> Diagnostic:
-    return error(
-        "lake_damaged",
-        f"the table {table} is damaged ({reason}): restore a backup, or rebuild it from the files that can be read",
-        f"hyp maintain {table} --rebuild",
-    )
-
-
-def _location_diagnostic(home: Home, entry: CatalogEntry) -> Diagnostic:
-    """Report a table of a moved or copied home. Its files may belong to another home."""
-    return warning(
-        "lake_elsewhere",
-        f"the table {entry.name} points at files outside of {home.root}: the next command updates it",
-        "hyp verify",
-    )
-
-
 def _floor_diagnostics(inputs: StatusInput) -> Iterator[Diagnostic]:
     """Check that each table still holds the rows that the state recorded."""
     for dataset, by_source in inputs.state.high_water.items():
@@ -154,18 +149,6 @@ def _floor_diagnostics(inputs: StatusInput) -> Iterator[Diagnostic]:
             yield error("lake_rolled_back", rolled_back.message, *rolled_back.repair)
         except Exception:
             continue  # a table that cannot be read has its own diagnostic
-
-
-def _clock_diagnostics(tables: dict[str, TableStatus], now: datetime) -> Iterator[Diagnostic]:
-    times = [snapshot.at for table in tables.values() for snapshot in table.metadata.snapshots]
-    if times and (latest := max(times)) > now.timestamp() + MAX_CLOCK_STEP_BACK:
-        then = datetime.fromtimestamp(latest, UTC)
-        yield error(
-            "clock_went_back",
-            f"this machine's clock shows {now:%Y-%m-%d %H:%M} (UTC), but rows were committed at "
-            f"{then:%Y-%m-%d %H:%M}: nothing can be committed before that time",
-            "date -u",
-        )
 
 
 def _purge_diagnostics(home: Home) -> Iterator[Diagnostic]:
@@ -189,17 +172,79 @@ def _key_index_diagnostics(home: Home) -> Iterator[Diagnostic]:
             db.execute("SELECT through FROM applied").fetchall()
             db.execute("SELECT 1 FROM keys LIMIT 1").fetchone()
     except Exception as exception:
-        yield error(
-            "key_index_unreadable",
-            f"the key index {home.keys} cannot be read: {summarize_error(exception)}",
-            "hyp verify --repair",
+        message = f"the key index {home.keys} cannot be read: {summarize_error(exception)}"
+        yield error("key_index_unreadable", message, "hyp verify --repair")
+
+
+def inspect_retention(inputs: StatusInput, lake: LakeStatus) -> PartStatus[dict[str, Any]]:
+    settings, state = inputs.config.retention, inputs.state
+    # Do not plan without readable tables: the tables may belong to another home.
+    can_plan = state.condition == "current" and lake.tables
+    if can_plan and (state.holds or state.drops or any(_is_due(inputs, lake, name) for name in lake.tables)):
+        with closing(StateStore(inputs.home.state, read_only=True)) as store:
+            found = retention_plan.retention_status(inputs.home, inputs.config, store, inputs.now)
+    else:
+        found = _list_datasets(inputs, lake)
+    facts = {
+        "default_days": settings.default_days,
+        "wait_for_sinks": settings.wait_for_sinks,
+        "max_hold_days": settings.max_hold_days,
+        "datasets": found,
+    }
+    return PartStatus(facts, tuple(each for dataset in found for each in _retention_diagnostics(inputs, dataset)))
+
+
+def _is_due(inputs: StatusInput, lake: LakeStatus, name: str) -> bool:
+    with suppress(HypError):
+        first = retention_plan.first_day_kept(inputs.config, datasets.get(name), inputs.now)
+        return first is not None and any(file.day and file.day < first for file in lake.tables[name].files)
+    return False
+
+
+def _list_datasets(inputs: StatusInput, lake: LakeStatus) -> list[dict[str, Any]]:
+    found = []
+    for name in sorted(lake.tables):
+        with suppress(HypError):
+            dataset = datasets.get(name)
+            first = retention_plan.first_day_kept(inputs.config, dataset, inputs.now)
+            found.append(
+                {
+                    "dataset": name,
+                    "days": retention_plan.days_kept(inputs.config, dataset),
+                    "first_day_kept": first.isoformat() if first else None,
+                    "rows_due": 0,
+                    "rows_held": 0,
+                    "rows_without_time": sum(file.rows for file in lake.tables[name].files if first and not file.day),
+                    "held": [],
+                    "warnings": [],
+                    "dropped_undelivered": [],
+                }
+            )
+    return found
+
+
+def _retention_diagnostics(inputs: StatusInput, each: dict[str, Any]) -> Iterator[Diagnostic]:
+    for message in each["warnings"]:
+        yield warning("retention_warning", str(message).removeprefix("warning: "), "hyp maintain --dry-run")
+    if each["rows_held"] and not each["warnings"]:
+        sinks = sorted({sink for held in each["held"] for sink in held["sinks"]})
+        have, are, them = ("has", "is", "it") if each["rows_held"] == 1 else ("have", "are", "them")
+        yield info(
+            "retention_holds",
+            f"{text.format_count(each['rows_held'], 'row')} of {each['dataset']} {have} reached the end of retention "
+            f"and {are} kept until {', '.join(sinks)} {'receive' if len(sinks) != 1 else 'receives'} {them}",
+            f"hyp export {' '.join(sinks)}",
         )
-
-
-@dataclass(frozen=True)
-class SpoolCount:
-    segments: int
-    rows: int
+    for drop in each["dropped_undelivered"][-1:]:
+        at = text.parse_time(drop["at"])
+        report = warning if at and inputs.now - at < _RECENT else info
+        yield report(
+            "dropped_undelivered",
+            f"retention removed {text.format_count(drop['rows'], 'row')} of {each['dataset']} ({drop['source']}, "
+            f"{drop['day']}) {text.format_ago(drop['at'], inputs.now)}, before {', '.join(drop['sinks'])} received "
+            "them: they had been held for retention.max_hold_days",
+            "hyp config set retention.max_hold_days 365",
+        )
 
 
 @dataclass(frozen=True)
@@ -211,35 +256,38 @@ class SpoolStatus:
     rejected_rows: int = 0
     datasets: list[dict[str, Any]] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def inspect_spool(inputs: StatusInput) -> PartStatus[SpoolStatus]:
-    datasets = segments.list_spooled_datasets(inputs.home)
-    per_dataset = [_spooled_rows(inputs.home, inputs.state, dataset) for dataset in datasets]
-    rejects = {dataset: found for dataset in datasets if (found := _find_rejects(inputs.home, dataset))}
-    facts = SpoolStatus(
+    facts = count_spooled(inputs.home, inputs.state)
+    diagnostics = [*_flush_diagnostics(inputs, facts)]
+    rejected = 0
+    for dataset in segments.list_spooled_datasets(inputs.home):
+        folder = segments.spool_folder(inputs.home, dataset).rejected
+        files = [(path.stat().st_mtime, path) for path in folder.glob("*.jsonl")]
+        if files:
+            rows = sum(segments.count_lines(path) for _, path in files)
+            rejected += rows
+            at, newest = max(files)
+            written = datetime.fromtimestamp(at, UTC)
+            report = warning if inputs.now - written < _RECENT else info
+            when = text.format_ago(written.isoformat(), inputs.now)
+            message = f"{text.format_count(rows, 'row')} of {dataset} could not be stored, the last {when}"
+            command = f"head {shlex.quote(str(newest))}"
+            diagnostics.append(report("rows_refused", f"{message}; see the reasons in {folder}", command))
+    return PartStatus(replace(facts, rejected_rows=rejected), tuple(diagnostics))
+
+
+def count_spooled(home: Home, state: StateSnapshot | None = None) -> SpoolStatus:
+    """Count the rows in the spool, without the rejected ones."""
+    state = state or read_snapshot(home)
+    per_dataset = [_spooled_rows(home, state, dataset) for dataset in segments.list_spooled_datasets(home)]
+    return SpoolStatus(
         segments=sum(each["segments"] for each in per_dataset),
         rows=sum(each["rows"] for each in per_dataset),
         bytes=sum(each["bytes"] for each in per_dataset),
         oldest_at=min((each["oldest_at"] for each in per_dataset if each["oldest_at"]), default=None),
-        rejected_rows=sum(rows for rows, *_ in rejects.values()),
         datasets=[each for each in per_dataset if each["segments"]],
     )
-    diagnostics = [
-        *_overdue_diagnostics(inputs, facts),
-        *_flush_diagnostics(inputs),
-        *_reject_diagnostics(inputs, rejects),
-    ]
-    return PartStatus(facts, tuple(diagnostics))
-
-
-def count_spooled(home: Home) -> SpoolCount:
-    """Count the rows in the spool, without the rest of a snapshot."""
-    state = snapshot.read_snapshot(home)
-    per_dataset = [_spooled_rows(home, state, dataset) for dataset in segments.list_spooled_datasets(home)]
-    return SpoolCount(sum(each["segments"] for each in per_dataset), sum(each["rows"] for each in per_dataset))
 
 
 def _spooled_rows(home: Home, state: StateSnapshot, dataset: str) -> dict[str, Any]:
@@ -249,7 +297,10 @@ def _spooled_rows(home: Home, state: StateSnapshot, dataset: str) -> dict[str, A
     in between counts once, as sealed. Committed segments whose files still exist do not count.
     """
     folder = segments.spool_folder(home, dataset)
-    active = {path.stem: _measure_active(path) for path in segments.list_active_files(folder)}
+    active = {}
+    for path in segments.list_active_files(folder):
+        with suppress(FileNotFoundError):  # it has been sealed in the meantime
+            active[path.stem] = (segments.count_lines(path), path.stat().st_size)
     sealed = segments.list_sealed_segments(folder)
     committed: set[str] = set()
     if sealed and state.high_water:
@@ -270,58 +321,20 @@ def _spooled_rows(home: Home, state: StateSnapshot, dataset: str) -> dict[str, A
     }
 
 
-def _measure_active(path: Path) -> tuple[int, int]:
-    """Return the rows and bytes of an active file, or zeros if it has been sealed in the meantime."""
-    try:
-        return segments.count_lines(path), path.stat().st_size
-    except FileNotFoundError:
-        return 0, 0
-
-
-def _overdue_diagnostics(inputs: StatusInput, facts: SpoolStatus) -> Iterator[Diagnostic]:
+def _flush_diagnostics(inputs: StatusInput, facts: SpoolStatus) -> Iterator[Diagnostic]:
     oldest = text.parse_time(facts.oldest_at)
-    if oldest is None or inputs.now - oldest < _OVERDUE:
-        return
-    rows, when = text.format_count(facts.rows, "row"), text.format_ago(facts.oldest_at, inputs.now)
-    yield warning("spool_waiting", f"{rows} in the spool not committed yet, the oldest from {when}", "hyp flush")
-
-
-def _flush_diagnostics(inputs: StatusInput) -> Iterator[Diagnostic]:
+    if oldest is not None and inputs.now - oldest >= _OVERDUE:
+        rows, when = text.format_count(facts.rows, "row"), text.format_ago(facts.oldest_at, inputs.now)
+        yield warning("spool_waiting", f"{rows} in the spool not committed yet, the oldest from {when}", "hyp flush")
     for each in inputs.state.failing:
-        count, times = text.format_count(each.segments, "segment"), text.format_count(each.attempts, "attempt")
-        yield warning(
-            "segments_failing", f"{count} of {each.dataset} could not be committed after {times}", "hyp flush"
-        )
+        count, times = text.format_count(each["segments"], "segment"), text.format_count(each["attempts"], "attempt")
+        message = f"{count} of {each['dataset']} could not be committed after {times}"
+        yield warning("segments_failing", message, "hyp flush")
     for flush in inputs.state.unfinished:
-        when = text.format_ago(flush.reserved_at, inputs.now)
-        since = text.parse_time(flush.reserved_at)
+        when, since = text.format_ago(flush["reserved_at"], inputs.now), text.parse_time(flush["reserved_at"])
         report = warning if since is None or inputs.now - since > _OVERDUE else info
-        yield report(
-            "flush_unfinished",
-            f"a flush of {flush.dataset}, started {when}, is running or was interrupted; the next flush completes it",
-            "hyp flush",
-        )
-
-
-def _find_rejects(home: Home, dataset: str) -> tuple[int, Path, datetime] | None:
-    """Return the number of rejects, the newest file of them, and when it was written."""
-    files = [(path.stat().st_mtime, path) for path in segments.spool_folder(home, dataset).rejected.glob("*.jsonl")]
-    if not files:
-        return None
-    at, newest = max(files)
-    return sum(segments.count_lines(path) for _, path in files), newest, datetime.fromtimestamp(at, UTC)
-
-
-def _reject_diagnostics(inputs: StatusInput, rejects: dict[str, tuple[int, Path, datetime]]) -> Iterator[Diagnostic]:
-    for dataset, (rows, path, at) in rejects.items():
-        report = warning if inputs.now - at < _RECENT else info
-        when = text.format_ago(at.isoformat(), inputs.now)
-        yield report(
-            "rows_refused",
-            f"{text.format_count(rows, 'row')} of {dataset} could not be stored, the last {when}; see the reasons in "
-            f"{path.parent}",
-            f"head {shlex.quote(str(path))}",
-        )
+        message = f"a flush of {flush['dataset']}, started {when}, is running or was interrupted"
+        yield report("flush_unfinished", f"{message}; the next flush completes it", "hyp flush")
 
 
 def list_history(inputs: StatusInput) -> list[dict[str, Any]]:
@@ -329,14 +342,10 @@ def list_history(inputs: StatusInput) -> list[dict[str, Any]]:
     imports = inputs.daemon_part("catch_up")
     return [
         {
-            "source": each.provider,
+            "source": each["provider"],
             "kind": "history",
-            "dataset": each.dataset,
-            "files": each.files,
-            "bytes": each.bytes,
-            "last_run": imports.get("last_run"),
-            "last_status": imports.get("last_status"),
-            "next_look": imports.get("next_look"),
+            **{name: each[name] for name in ("dataset", "files", "bytes")},
+            **{name: imports.get(name) for name in ("last_run", "last_status", "next_look")},
         }
         for each in inputs.state.history
     ]
@@ -346,25 +355,18 @@ def inspect_privacy(inputs: StatusInput) -> PartStatus[dict[str, Any]]:
     folders = [path for path, level in inputs.config.privacy.folders.items() if level != "full"]
     facts: dict[str, Any] = {"ignored_sessions": None, "private_folders": len(folders), "private_folders_gone": None}
     diagnostics: list[Diagnostic] = []
-    try:
-        facts["ignored_sessions"] = len(ignored_sessions.read_ignored_sessions(inputs.home))
-    except ignored_sessions.PrivacyFileUnreadable as unreadable:
-        diagnostics.append(error(unreadable.kind, unreadable.message, *unreadable.repair))
-    try:
-        facts["private_folders_gone"] = len(folder_memory.list_missing_folders(inputs.home))
-    except ignored_sessions.PrivacyFileUnreadable as unreadable:
-        diagnostics.append(error(unreadable.kind, unreadable.message, *unreadable.repair))
-    return PartStatus(facts, (*diagnostics, *_exclusion_diagnostics(facts)))
-
-
-def _exclusion_diagnostics(facts: dict[str, Any]) -> list[Diagnostic]:
-    nouns = {
-        "ignored_sessions": ("session", "sessions"),
-        "private_folders": ("folder", "folders"),
-        "private_folders_gone": ("deleted folder", "deleted folders"),
-    }
-    parts = [text.format_count(facts[name], *noun) for name, noun in nouns.items() if facts[name]]
-    if not parts:
-        return []
-    listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-    return [info("left_out", f"not recorded or not exported, as you asked: {listed}", "hyp session status")]
+    for name, read in (
+        ("ignored_sessions", ignored_sessions.read_ignored_sessions),
+        ("private_folders_gone", folder_memory.list_missing_folders),
+    ):
+        try:
+            facts[name] = len(read(inputs.home))
+        except ignored_sessions.PrivacyFileUnreadable as unreadable:
+            diagnostics.append(error(unreadable.kind, unreadable.message, *unreadable.repair))
+    nouns = {"ignored_sessions": "session", "private_folders": "folder", "private_folders_gone": "deleted folder"}
+    parts = [text.format_count(facts[name], noun) for name, noun in nouns.items() if facts[name]]
+    if parts:
+        listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+        message = f"not recorded or not exported, as you asked: {listed}"
+        diagnostics.append(info("left_out", message, "hyp session status"))
+    return PartStatus(facts, tuple(diagnostics))

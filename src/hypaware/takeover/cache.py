@@ -17,16 +17,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hypaware.errors import HypError
-from hypaware.home.file_system import open_regular_file
+from hypaware.home.durable_files import open_regular_file
 from hypaware.model.datasets import SEQ, UNKNOWN_SOURCE, Dataset
-from hypaware.state.sources import SourceCheckpoint
+from hypaware.state.flushes import SourceCheckpoint
 from hypaware.takeover import table
 from hypaware.takeover.table import CacheDamaged, CacheDataFile, CacheTable
 
@@ -37,8 +37,6 @@ _TABLE = "table"
 _TABLE_PREFIXES = ("table", "epoch=")
 PROVIDER = "import-cache"
 _FIELD_ID = b"PARQUET:field_id"
-SurveyProgress = Callable[[int, int], None]
-"""(files read, files in all)"""
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,15 @@ class CachePartition:
 
     def live_table(self) -> Path:
         """Return the table that the cursor names."""
-        if not (self.path / _CURSOR).exists():
+        path = self.path / _CURSOR
+        if not path.exists():
             return self.path
-        cursor = self._cursor()
+        try:
+            cursor = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise CacheDamaged(f"cannot read {path}: {error}") from error
+        if not isinstance(cursor, dict):
+            raise CacheDamaged(f"{path} is not a cursor")
         named = cursor.get("tableDir")
         if named is None and cursor.get("layout") == "source-table":
             named = _TABLE
@@ -66,21 +70,11 @@ class CachePartition:
             by_epoch = f"epoch={cursor.get('epoch', 0)}"
             named = by_epoch if (self.path / by_epoch).is_dir() else _TABLE
         if not isinstance(named, str) or Path(named).name != named or named in ("", ".", ".."):
-            raise CacheDamaged(f"{self.path / _CURSOR} names {named!r}, which is not a directory next to it")
+            raise CacheDamaged(f"{path} names {named!r}, which is not a directory next to it")
         found = self.path / named
         if found.is_symlink() or not found.is_dir():
-            raise CacheDamaged(f"{self.path / _CURSOR} names the table {named}, which does not exist")
+            raise CacheDamaged(f"{path} names the table {named}, which does not exist")
         return found
-
-    def _cursor(self) -> dict[str, Any]:
-        path = self.path / _CURSOR
-        try:
-            document = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise CacheDamaged(f"cannot read {path}: {error}") from error
-        if not isinstance(document, dict):
-            raise CacheDamaged(f"{path} is not a cursor")
-        return document
 
 
 @dataclass(frozen=True)
@@ -94,12 +88,10 @@ class CacheSpoolFile:
     start: int
     size: int
     inode: int
-    mtime_ns: int
 
 
 @dataclass
 class OriginalCache:
-    requested: Path
     root: Path
     partitions: list[CachePartition] = field(default_factory=list)
     spools: list[CacheSpoolFile] = field(default_factory=list)
@@ -127,7 +119,12 @@ def find_cache(requested: Path) -> OriginalCache:
     """Find the cache in a directory, which may also be the installation's own (`~/.hyp`), and list its contents."""
     for root in (requested, requested / "cache", requested / "hypaware" / "cache"):
         if (root / "datasets").is_dir():
-            return _list_contents(OriginalCache(requested, root))
+            cache = OriginalCache(root)
+            try:
+                _list_contents(cache)
+            except OSError as error:
+                raise CacheDamaged(f"cannot list the cache {root}: {error}") from error
+            return cache
     problem = "the directory does not exist" if not requested.is_dir() else "it has no directory `datasets`"
     raise HypError(
         f"{requested} is not a cache of HypAware: {problem}. Pass the directory that holds `datasets`, often "
@@ -136,20 +133,17 @@ def find_cache(requested: Path) -> OriginalCache:
     )
 
 
-def _list_contents(cache: OriginalCache) -> OriginalCache:
+def _list_contents(cache: OriginalCache) -> None:
     """List spools before tables: a row that is flushed in between is found twice and recognised by its key, never
     missed."""
-    try:
-        folders = list(_walk_folders(cache, cache.root / "datasets", ()))
-        for segments, folder in folders:
-            if segments[-1] == _SPOOL:
-                cache.spools += _spool_files(cache, segments[0], folder)
-        for segments, folder in folders:
-            if (len(segments) == 1 or segments[-1] != _SPOOL) and _is_partition(folder):
-                cache.partitions.append(CachePartition(segments[0], segments[1:], folder))
-    except OSError as error:
-        raise CacheDamaged(f"cannot list the cache {cache.root}: {error}") from error
-    return cache
+    folders = list(_walk_folders(cache, cache.root / "datasets", ()))
+    for segments, folder in folders:
+        if segments[-1] == _SPOOL:
+            cache.spools += _spool_files(cache, segments[0], folder)
+    for segments, folder in folders:
+        may_be_partition = len(segments) == 1 or segments[-1] != _SPOOL
+        if may_be_partition and ((folder / _CURSOR).exists() or table.is_table(folder)):
+            cache.partitions.append(CachePartition(segments[0], segments[1:], folder))
 
 
 def _walk_folders(cache: OriginalCache, folder: Path, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Path]]:
@@ -166,10 +160,6 @@ def _walk_folders(cache: OriginalCache, folder: Path, above: tuple[str, ...]) ->
                 yield from _walk_folders(cache, path, segments)
 
 
-def _is_partition(folder: Path) -> bool:
-    return (folder / _CURSOR).exists() or table.is_table(folder)
-
-
 def _spool_files(cache: OriginalCache, dataset: str, folder: Path) -> Iterator[CacheSpoolFile]:
     """Yield the spool files, the oldest first; the active one is the newest."""
     flushing = sorted(path for path in folder.glob("flush-*.jsonl") if path.is_file())
@@ -179,7 +169,7 @@ def _spool_files(cache: OriginalCache, dataset: str, folder: Path) -> Iterator[C
         start = min(_flushed_bytes(path), status.st_size)
         if start < status.st_size:
             name = path.relative_to(cache.root).as_posix()
-            yield CacheSpoolFile(dataset, path, name, start, status.st_size, status.st_ino, status.st_mtime_ns)
+            yield CacheSpoolFile(dataset, path, name, start, status.st_size, status.st_ino)
 
 
 def _flushed_bytes(path: Path) -> int:
@@ -228,9 +218,12 @@ class CacheSurvey:
 
 
 def survey_dataset(
-    cache: OriginalCache, dataset: Dataset, checkpoints: Mapping[str, SourceCheckpoint], on_progress: SurveyProgress
+    cache: OriginalCache,
+    dataset: Dataset,
+    checkpoints: Mapping[str, SourceCheckpoint],
+    on_progress: Callable[[int, int], None],
 ) -> CacheSurvey:
-    """Survey the dataset; damage is collected, not raised.
+    """Survey the dataset; damage is collected, not raised. `on_progress` gets (files read, files in all).
 
     Of every data file the footer is read, and two columns: the old sequence, and the column that determines the source.
     A missing or damaged file is thus known before the first row is written. Data files that an earlier takeover
@@ -246,7 +239,14 @@ def survey_dataset(
                 result.unreadable.append(CacheDamaged(f"cannot read {each.path}: {error}"))
             else:
                 result.spools += [remaining] if remaining is not None else []
-    files = list(_list_data_files(cache, dataset, result.unreadable))
+    files: list[tuple[CachePartition, CacheTable, CacheDataFile]] = []
+    for partition in cache.partitions:
+        if partition.dataset == dataset.name:
+            try:
+                opened = table.open_table(partition.live_table())
+                files += [(partition, opened, file) for file in opened.files]
+            except CacheDamaged as damage:
+                result.unreadable.append(damage)
     for number, (partition, opened, file) in enumerate(files):
         on_progress(number, len(files))
         try:
@@ -280,20 +280,6 @@ def hash_prefix(file: BinaryIO, length: int) -> hashlib._Hash:
     return found
 
 
-def _list_data_files(
-    cache: OriginalCache, dataset: Dataset, unreadable: list[CacheDamaged]
-) -> Iterator[tuple[CachePartition, CacheTable, CacheDataFile]]:
-    for partition in cache.partitions:
-        if partition.dataset == dataset.name:
-            try:
-                opened = table.open_table(partition.live_table())
-                files = [(partition, opened, file) for file in opened.files]
-            except CacheDamaged as damage:
-                unreadable.append(damage)
-                continue
-            yield from files
-
-
 def _survey_file(
     dataset: Dataset,
     partition: CachePartition,
@@ -319,27 +305,16 @@ def _survey_file(
     is_live = pa.repeat(True, file.records)
     if file.deleted:
         is_live = pa.array([position not in file.deleted for position in range(file.records)])
-    source_columns = [rows.column(wanted[name]) for name in dataset.source_columns if name in wanted]
     seqs = rows.column(wanted[SEQ]).cast(pa.int64()) if SEQ in wanted else pa.nulls(file.records, pa.int64())
     if isinstance(seqs, pa.ChunkedArray):
         seqs = seqs.combine_chunks()
-    return SurveyedFile(
-        partition,
-        file,
-        mark,
-        columns,
-        seqs.filter(is_live),
-        _sources_of(source_columns, file.records),
-        mark in checkpoints,
-    )
-
-
-def _sources_of(source_columns: list[pa.ChunkedArray], rows: int) -> frozenset[str]:
-    """Return the sources by the same rule as `Dataset.source_of`."""
-    if not rows:
-        return frozenset()
-    filled = [pc.if_else(pc.equal(text, ""), pa.scalar(None, text.type), text) for text in source_columns]
-    return frozenset(pc.unique(pc.coalesce(*filled, UNKNOWN_SOURCE)).to_pylist())
+    sources = frozenset[str]()
+    if file.records:
+        # The same rule as in `Dataset.source_of`.
+        texts = [rows.column(wanted[name]) for name in dataset.source_columns if name in wanted]
+        filled = [pc.if_else(pc.equal(text, ""), pa.scalar(None, text.type), text) for text in texts]
+        sources = frozenset(pc.unique(pc.coalesce(*filled, UNKNOWN_SOURCE)).to_pylist())
+    return SurveyedFile(partition, file, mark, columns, seqs.filter(is_live), sources, mark in checkpoints)
 
 
 def _current_columns(schema: pa.Schema, by_id: Mapping[int, str], path: Path) -> dict[str, str]:

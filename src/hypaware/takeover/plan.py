@@ -26,22 +26,13 @@ from hypaware.lake.row_keys import hash_row_key, unpack_keys
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.state import mirror
-from hypaware.state.sources import SourceCheckpoint
+from hypaware.state.flushes import SourceCheckpoint
 from hypaware.takeover import table, watermarks
-from hypaware.takeover.cache import (
-    PROVIDER,
-    CacheSurvey,
-    OriginalCache,
-    SurveyedFile,
-    SurveyProgress,
-    find_cache,
-    survey_dataset,
-)
-from hypaware.takeover.dataset_import import build_pieces, count_reports, piece_size, start_report
+from hypaware.takeover.cache import PROVIDER, CacheSurvey, OriginalCache, find_cache, survey_dataset
 from hypaware.takeover.report import DatasetTakeoverReport, TakeoverReport, WatermarkReport
-from hypaware.takeover.rows import TakeoverTerms, number_rows
+from hypaware.takeover.rows import TakeoverTerms, build_pieces, number_rows
 from hypaware.takeover.table import CacheDamaged
-from hypaware.takeover.watermarks import CacheWatermark, MatchedSink, SinkAnswers, WatermarkClaim
+from hypaware.takeover.watermarks import MatchedSink, SinkAnswers, WatermarkClaim
 
 TakeoverProgress = Callable[[str, float, float, dict[str, Any]], None]
 
@@ -70,13 +61,6 @@ class DatasetPlan:
     claims: Sequence[WatermarkClaim]
 
 
-@dataclass(frozen=True)
-class TakeoverPlan:
-    report: TakeoverReport
-    """With everything that will not be imported, and all watermarks."""
-    datasets: Sequence[DatasetPlan]
-
-
 def plan_takeover(
     request: TakeoverRequest,
     home: Home,
@@ -86,24 +70,30 @@ def plan_takeover(
     on_progress: Callable[[Dataset, int, int], None],
     *,
     dry_run: bool,
-) -> TakeoverPlan:
-    """Survey the cache and match its watermarks. Nothing is written.
+) -> tuple[TakeoverReport, list[DatasetPlan]]:
+    """Survey the cache and match its watermarks. Nothing is written. The report names what will not be imported.
 
+    Raise CacheDamaged if a file cannot be read, unless such files are skipped.
     `load_checkpoints` returns the checkpoints of a dataset; `on_progress` gets (dataset, files read, files in all).
     """
     report = TakeoverReport(str(request.dir), dry_run)
     cache, wanted = _open_cache(request, report)
-    surveys = [
-        _survey(request, cache, dataset, load_checkpoints(dataset.name), report, partial(on_progress, dataset))
-        for dataset in wanted
-    ]
+    surveys: list[CacheSurvey] = []
+    for dataset in wanted:
+        survey = survey_dataset(cache, dataset, load_checkpoints(dataset.name), partial(on_progress, dataset))
+        if survey.unreadable and not request.skip_unreadable:
+            first, more = survey.unreadable[0], len(survey.unreadable) - 1
+            raise CacheDamaged(
+                f"{first.message}{f', and {more} more' if more else ''}: rows would be missing. To import the rest and "
+                "report the unreadable files, add --skip-unreadable. Nothing was changed"
+            )
+        for damage in survey.unreadable:
+            report.add_not_taken(f"{dataset.name}, in part", damage.message)
+        surveys.append(survey)
     address_of = partial(sink_registry.sink_address, home, config, identity)
     claims = _collect_claims(request, cache, surveys, config, address_of, report)
-    found = [
-        DatasetPlan(dataset, survey, claims.get(dataset.name, []))
-        for dataset, survey in zip(wanted, surveys, strict=True)
-    ]
-    return TakeoverPlan(report, found)
+    surveyed = zip(wanted, surveys, strict=True)
+    return report, [DatasetPlan(dataset, survey, claims.get(dataset.name, [])) for dataset, survey in surveyed]
 
 
 def _open_cache(request: TakeoverRequest, report: TakeoverReport) -> tuple[OriginalCache, list[Dataset]]:
@@ -117,9 +107,11 @@ def _open_cache(request: TakeoverRequest, report: TakeoverReport) -> tuple[Origi
             )
     for path in cache.not_followed:
         report.add_not_taken(str(path), "links are not followed")
-    for sink, failed in watermarks.find_outboxes(cache, request.state_dirs):
-        reason = f"{failed} failed deliveries; their rows are above the watermark and will be delivered from here"
-        report.add_not_taken(f"outbox of {sink}", reason)
+    for root in (*cache.state_roots, *request.state_dirs):
+        for folder in sorted((root / "sinks").glob("*/outbox")):
+            if failed := len(list(folder.glob("*.json"))):
+                why = "failed deliveries; their rows are above the watermark and will be delivered from here"
+                report.add_not_taken(f"outbox of {folder.parent.name}", f"{failed} {why}")
     return cache, [datasets.get(name) for name in cache.datasets if name in installed]
 
 
@@ -130,27 +122,6 @@ def _count_rows(cache: OriginalCache, dataset: str) -> int | None:
         return sum(file.rows for opened in live for file in opened.files)
     except CacheDamaged:
         return None
-
-
-def _survey(
-    request: TakeoverRequest,
-    cache: OriginalCache,
-    dataset: Dataset,
-    checkpoints: Mapping[str, SourceCheckpoint],
-    report: TakeoverReport,
-    on_progress: SurveyProgress,
-) -> CacheSurvey:
-    """Survey the dataset. Raise CacheDamaged if a file cannot be read, unless such files are skipped."""
-    found = survey_dataset(cache, dataset, checkpoints, on_progress)
-    if found.unreadable and not request.skip_unreadable:
-        first, more = found.unreadable[0], len(found.unreadable) - 1
-        raise CacheDamaged(
-            f"{first.message}{f', and {more} more' if more else ''}: rows would be missing. To import the rest and "
-            "report the unreadable files, add --skip-unreadable. Nothing was changed"
-        )
-    for damage in found.unreadable:
-        report.add_not_taken(f"{dataset.name}, in part", damage.message)
-    return found
 
 
 def _collect_claims(
@@ -170,9 +141,17 @@ def _collect_claims(
         sources: list[str | None] = [*sorted({source for each in files for source in each.sources})] or [None]
         entries = [WatermarkReport(mark.sink, mark.dataset, mark.partition, source, mark.seq) for source in sources]
         report.watermarks += entries
-        if (
-            match := _match_sink(mark, files, cache, recorded, request.answers, config, address_of)
-        ).address is not None:
+        partitions = [each for each in cache.partitions if mark.is_of(each)]
+        if mark.seq is None:
+            match = MatchedSink(None, reason=f"cannot parse {mark.path}")
+        elif len(partitions) > 1:
+            match = MatchedSink(None, reason=f"{len(partitions)} partitions have this name")
+        elif not files:
+            state = "has no rows" if partitions else "is not in the cache"
+            match = MatchedSink(None, reason=f"its partition {state}")
+        else:
+            match = watermarks.match_sink(mark.sink, mark.dataset, recorded, request.answers, config, address_of)
+        if match.address is not None:
             sink_through = through.setdefault((mark.dataset, str(match.sink), match.address), {})
             name, seq = files[0].partition.name, mark.seq or 0
             sink_through[name] = min(seq, sink_through.get(name, seq))
@@ -184,25 +163,6 @@ def _collect_claims(
     return by_dataset
 
 
-def _match_sink(
-    mark: CacheWatermark,
-    files: Sequence[SurveyedFile],
-    cache: OriginalCache,
-    recorded: Mapping[str, str],
-    answers: SinkAnswers,
-    config: Config,
-    address_of: Callable[[str], str],
-) -> MatchedSink:
-    partitions = [each for each in cache.partitions if mark.is_of(each)]
-    if mark.seq is None:
-        return MatchedSink(None, reason=f"cannot parse {mark.path}")
-    if len(partitions) > 1:
-        return MatchedSink(None, reason=f"{len(partitions)} partitions have this name")
-    if not files:
-        return MatchedSink(None, reason=f"its partition {'has no rows' if partitions else 'is not in the cache'}")
-    return watermarks.match_sink(mark.sink, mark.dataset, recorded, answers, config, address_of)
-
-
 def dry_run_takeover(home: Home, config: Config, args: Mapping[str, Any], progress: TakeoverProgress) -> dict[str, Any]:
     request, held = TakeoverRequest.from_args(args), mirror.read_mirror(home.mirror)
     # Before there is a home, a placeholder.
@@ -211,21 +171,16 @@ def dry_run_takeover(home: Home, config: Config, args: Mapping[str, Any], progre
     def load_checkpoints(dataset: str) -> Mapping[str, SourceCheckpoint]:
         return read_import_state(home, PROVIDER, dataset).checkpoints
 
-    plan = plan_takeover(request, home, config, identity, load_checkpoints, lambda *_: None, dry_run=True)
-    for each in plan.datasets:
-        plan.report.datasets.append(_count_dataset(home, identity, request, each, progress))
-    return plan.report.as_json()
+    report, plans = plan_takeover(request, home, config, identity, load_checkpoints, lambda *_: None, dry_run=True)
+    report.datasets += [_count_dataset(home, identity, request, each, progress) for each in plans]
+    return report.as_json()
 
 
 def _count_dataset(
-    home: Home,
-    identity: Identity,
-    request: TakeoverRequest,
-    plan: DatasetPlan,
-    progress: TakeoverProgress,
+    home: Home, identity: Identity, request: TakeoverRequest, plan: DatasetPlan, progress: TakeoverProgress
 ) -> DatasetTakeoverReport:
     dataset, survey = plan.dataset, plan.survey
-    counts = start_report(survey)
+    counts = DatasetTakeoverReport.start(survey)
     terms = TakeoverTerms(identity.gateway_id, metadata.read_retention_start(home, dataset.name))
     present, stones = ExistingKeys(home, dataset, identity.gateway_id), tombstones.read_tombstones(home)
     is_barred = stones.purge_filter.predicate(dataset)
@@ -239,7 +194,7 @@ def _count_dataset(
             elif (key := hash_row_key(dataset, row, identity.gateway_id)) is not None:
                 built.seqs.append(seq)
                 built.keys += key
-        count_reports(counts, built.reports)
+        counts.add(built.reports)
         if counts.unreadable and not request.skip_unreadable:
             raise CacheDamaged(counts.unreadable[0])
         if not any(report.error for report in built.reports):
@@ -249,6 +204,6 @@ def _count_dataset(
             for seq, source in source_by_seq.items():
                 counts.tallies[source].purged += seq in purged
                 counts.tallies[source].written += seq not in purged and seq not in duplicates
-        done += piece_size(piece)
+        done += piece.size
         progress(f"reading {dataset.name}", done, survey.bytes, {"unit": "bytes"})
     return counts

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from hypaware.takeover.cache import CacheSurvey
 
 
 @dataclass
@@ -31,6 +34,25 @@ class SourceTally:
 
 
 @dataclass
+class PieceReport:
+    """The result of reading one file."""
+
+    mark: str
+    tallies: dict[str, SourceTally] = field(default_factory=dict)
+    """By the source of the rows."""
+    set_aside: dict[str, int] = field(default_factory=dict)
+    """Unknown columns: the number of rows with a value in each."""
+    consumed: int = 0
+    taken_hash: str = ""
+    """Hash of the bytes of a spool file before `consumed`."""
+    torn_bytes: int = 0
+    """Bytes of an unfinished last line, whose rows were never acknowledged."""
+    not_rows: int = 0
+    """Lines of a spool, or values in them, that hold no row; they are kept as rejects."""
+    error: str | None = None
+
+
+@dataclass
 class DatasetTakeoverReport:
     dataset: str
     tallies: dict[str, SourceTally] = field(default_factory=dict)
@@ -45,6 +67,29 @@ class DatasetTakeoverReport:
     seq_after: int | None = None
     seq_last: int | None = None
     flush_id: str | None = None
+
+    @classmethod
+    def start(cls, survey: CacheSurvey) -> DatasetTakeoverReport:
+        """Start the report: rows in files that an earlier takeover imported count as found and present."""
+        outcome = cls(survey.dataset)
+        for each in survey.files:
+            if each.taken and each.sources:
+                tally = outcome.tallies.setdefault(min(each.sources), SourceTally())
+                tally.found += each.data_file.rows
+                tally.without_sequence += each.seqs.null_count
+                outcome.rows_taken_before += each.data_file.rows
+        return outcome
+
+    def add(self, reports: Iterable[PieceReport]) -> None:
+        for report in reports:
+            for source, tally in report.tallies.items():
+                self.tallies.setdefault(source, SourceTally()).add(tally)
+            for name, rows in report.set_aside.items():
+                self.set_aside[name] = self.set_aside.get(name, 0) + rows
+            self.not_rows += report.not_rows
+            self.torn_bytes += report.torn_bytes
+            if report.error is not None:
+                self.unreadable.append(report.error)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -101,12 +146,6 @@ class TakeoverReport:
 
     def add_not_taken(self, what: str, why: str, rows: int | None = None) -> None:
         self.not_taken.append({"what": what, "why": why, **({} if rows is None else {"rows": rows})})
-
-    def set_watermark(self, sink: str, dataset: str, source: str, seq: int) -> None:
-        """Set the watermark at which the stream of our sink continues."""
-        for each in self.watermarks:
-            if each.honoured and (each.to, each.dataset, each.source) == (sink, dataset, source):
-                each.new = seq
 
     def as_json(self) -> dict[str, Any]:
         return {

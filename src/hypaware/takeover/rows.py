@@ -1,13 +1,11 @@
 """Rows of the original: numbering, reading and conversion into rows of this program. Reading runs in Spark tasks.
 
 Rows get sequences in the order of their old ones, rows without one first. So "delivered up to the old sequence w" means
-"delivered up to one of ours". Rows that share an old sequence (the original could assign one twice) follow each other.
-Rows in a spool come last. Their number is unknown before they are read, so each spool file gets as many numbers as its
-bytes could hold rows. Gaps are allowed.
+"delivered up to one of ours". Rows in a spool come last. Their number is unknown before they are read, so each spool
+file gets as many numbers as its bytes could hold rows. Gaps are allowed.
 
 A piece yields the same rows with the same sequences every time: a data file never changes, and of a spool file exactly
-the recorded bytes are read. If a file cannot be read, its rows are withdrawn and the error is reported; the caller
-decides whether the takeover continues without the file.
+the recorded bytes are read. If a file cannot be read, its rows are withdrawn and the error is reported.
 """
 
 from __future__ import annotations
@@ -30,13 +28,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hypaware.home.file_system import open_regular_file
+from hypaware.home.durable_files import open_regular_file
 from hypaware.lake.build import BuildResult, Reject
 from hypaware.model import canonical
 from hypaware.model.columns import ColumnType, format_timestamp
 from hypaware.model.datasets import GATEWAY, INTERNAL, SEQ, Dataset, Row, RowRejected, coerce_row
 from hypaware.takeover.cache import CacheSpoolFile, SurveyedFile, hash_prefix
-from hypaware.takeover.report import SourceTally
+from hypaware.takeover.report import PieceReport, SourceTally
+from hypaware.takeover.table import CacheDataFile
 from hypaware.takeover.variant import decode_variant
 
 ATTRIBUTES = "attributes"
@@ -50,16 +49,9 @@ _ENVELOPE_VERSION = 1
 
 
 @dataclass(frozen=True)
-class NumberedFile:
-    """A data file and the positions of its live rows, counted from 1."""
-
-    file: SurveyedFile
-    positions: pa.Array = field(compare=False)
-
-
-@dataclass(frozen=True)
 class RowNumbering:
-    files: tuple[NumberedFile, ...]
+    files: tuple[tuple[SurveyedFile, pa.Array], ...] = field(compare=False)
+    """Data files and the positions of their live rows, counted from 1."""
     spools: tuple[tuple[CacheSpoolFile, int], ...]
     """(file, its first position)"""
     size: int
@@ -72,7 +64,7 @@ def number_rows(files: Sequence[SurveyedFile], spools: Sequence[CacheSpoolFile])
     ranks = pc.rank(pc.fill_null(seqs, _LOWEST), sort_keys="ascending", tiebreaker="first").cast(pa.int64())
     numbered, offset = [], 0
     for file in files:
-        numbered.append(NumberedFile(file, ranks.slice(offset, len(file.seqs))))
+        numbered.append((file, ranks.slice(offset, len(file.seqs))))
         offset += len(file.seqs)
     spool_positions, first = [], offset + 1
     for spool in spools:
@@ -91,36 +83,19 @@ class TakeoverTerms:
     """The first day that retention keeps; older rows are not imported."""
 
 
-@dataclass
-class PieceReport:
-    """The result of reading one file."""
-
-    mark: str
-    tallies: dict[str, SourceTally] = field(default_factory=dict)
-    """By the source of the rows."""
-    set_aside: dict[str, int] = field(default_factory=dict)
-    """Unknown columns: the number of rows with a value in each."""
-    consumed: int = 0
-    taken_hash: str = ""
-    """Hash of the bytes of a spool file before `consumed`."""
-    torn_bytes: int = 0
-    """Bytes of an unfinished last line, whose rows were never acknowledged."""
-    not_rows: int = 0
-    """Lines of a spool, or values in them, that hold no row; they are kept as rejects."""
-    error: str | None = None
-
-
 @dataclass(frozen=True)
 class TablePiece:
-    path: Path
+    file: CacheDataFile
     mark: str
     columns: Mapping[str, str]
     """Its columns and their current names."""
-    deleted: frozenset[int]
     seqs: bytes
     """The sequences of its live rows, in file order, 64 bits each."""
-    bytes: int
     terms: TakeoverTerms
+
+    @property
+    def size(self) -> int:
+        return self.file.bytes
 
     @property
     def first_seq(self) -> int:
@@ -131,48 +106,43 @@ class TablePiece:
         return ()
 
     def rows(self, dataset: Dataset, built: BuildResult) -> Iterator[tuple[int, Row]]:
-        report = PieceReport(self.mark)
-        converter = RowConverter(dataset, self.terms, built, report, str(self.path))
+        converter = RowConverter(dataset, self.terms, built, PieceReport(self.mark), self.file.path)
         seqs = array("q", self.seqs)
         try:
             for position, (seq, original) in enumerate(zip(seqs, self._original_rows(), strict=True)):
                 if (row := converter.convert(original, position, pending=False)) is not None:
                     yield seq, row
         except (OSError, ValueError, pa.ArrowException) as error:
-            converter.withdraw(f"cannot read {self.path}: {error}", seqs)
+            converter.withdraw(error, seqs)
         converter.close()
 
     def _original_rows(self) -> Iterator[dict[str, Any]]:
-        with pq.ParquetFile(self.path) as envelope:
+        with pq.ParquetFile(self.file.path) as envelope:
             position = 0
             for batch in envelope.iter_batches(_BATCH_ROWS, columns=list(self.columns)):
                 for row in decode_rows(batch, self.columns):
-                    if position not in self.deleted:
+                    if position not in self.file.deleted:
                         yield row
                     position += 1
 
 
 @dataclass(frozen=True)
 class SpoolPiece:
-    path: Path
-    mark: str
-    inode: int
-    start: int
-    size: int
-    base: int
+    spool: CacheSpoolFile
+    first_seq: int
     terms: TakeoverTerms
 
     @property
-    def first_seq(self) -> int:
-        return self.base
+    def size(self) -> int:
+        return self.spool.size - self.spool.start
 
     @property
     def blamed_segments(self) -> tuple[str, ...]:
         return ()
 
     def rows(self, dataset: Dataset, built: BuildResult) -> Iterator[tuple[int, Row]]:
-        report = PieceReport(self.mark, consumed=self.start)
-        converter = RowConverter(dataset, self.terms, built, report, str(self.path))
+        report = PieceReport(self.spool.name, consumed=self.spool.start)
+        converter = RowConverter(dataset, self.terms, built, report, self.spool.path)
         count = 0
         try:
             for line in self._lines(report):
@@ -180,24 +150,25 @@ class SpoolPiece:
                     row = converter.convert(original, count, pending=True)
                     count += 1
                     if row is not None:
-                        yield self.base + count - 1, row
+                        yield self.first_seq + count - 1, row
         except OSError as error:
-            converter.withdraw(f"cannot read {self.path}: {error}", range(self.base, self.base + count))
+            converter.withdraw(error, range(self.first_seq, self.first_seq + count))
         converter.close()
 
     def _lines(self, report: PieceReport) -> Iterator[bytes]:
         """Yield complete lines among the recorded bytes."""
-        with open_regular_file(self.path) as file:
+        spool = self.spool
+        with open_regular_file(spool.path) as file:
             status = os.fstat(file.fileno())
-            if status.st_ino != self.inode or status.st_size < self.size:
+            if status.st_ino != spool.inode or status.st_size < spool.size:
                 raise OSError(
                     "it was flushed or replaced during the import; nothing was imported, run the command again"
                 )
-            digest = hash_prefix(file, self.start)
-            while report.consumed < self.size:
-                line = file.readline(self.size - report.consumed)
+            digest = hash_prefix(file, spool.start)
+            while report.consumed < spool.size:
+                line = file.readline(spool.size - report.consumed)
                 if not line.endswith(b"\n"):
-                    report.torn_bytes = self.size - report.consumed
+                    report.torn_bytes = spool.size - report.consumed
                     break
                 report.consumed += len(line)
                 digest.update(line)
@@ -224,14 +195,37 @@ def _envelope_rows(line: bytes, converter: RowConverter) -> Iterator[Mapping[str
             converter.reject_line(position, "the row is not a JSON object", encode_rejected(row))
 
 
+TakeoverPiece = TablePiece | SpoolPiece
+
+
+def build_pieces(numbering: RowNumbering, after: int, terms: TakeoverTerms) -> list[TakeoverPiece]:
+    pieces: list[TakeoverPiece] = []
+    for file, positions in numbering.files:
+        if len(positions):
+            seqs = array("q", pc.add(positions, after).to_pylist()).tobytes()
+            pieces.append(TablePiece(file.data_file, file.mark, dict(file.columns), seqs, terms))
+    pieces.sort(key=lambda piece: piece.first_seq)
+    return pieces + [SpoolPiece(spool, after + first, terms) for spool, first in numbering.spools]
+
+
 class RowConverter:
-    """Converts or rejects the rows of one file, and counts both."""
+    """Converts or rejects the rows of one file, and counts both and the values that have no column.
+
+    The original row names the installation that recorded it. The converted row belongs to this home, so that a later
+    import of the same transcripts recognises it by its key. The old installation id is kept in
+    `attributes.gateway.taken_over_from`. Values without a column are kept by name in `attributes.taken_over`, and so is
+    a different schema version.
+    """
 
     def __init__(
-        self, dataset: Dataset, terms: TakeoverTerms, built: BuildResult, report: PieceReport, origin: str
+        self, dataset: Dataset, terms: TakeoverTerms, built: BuildResult, report: PieceReport, path: Path
     ) -> None:
-        self._dataset, self._terms, self._built, self._report, self._origin = dataset, terms, built, report, origin
-        self._adapter = RowAdapter(dataset, terms.gateway_id)
+        self._dataset, self._terms, self._built, self._report, self._path = dataset, terms, built, report, path
+        self._version = dataset.derive({}, terms.gateway_id).get(_VERSION)
+        self._has_attributes = any(
+            column.name == ATTRIBUTES and column.type is ColumnType.JSON for column in dataset.columns
+        )
+        self._set_aside: Counter[str] = Counter()
 
     def convert(self, original: Mapping[str, Any], position: int, *, pending: bool) -> Row | None:
         tally = self._report.tallies.setdefault(str(self._dataset.source_of(original)), SourceTally())
@@ -239,7 +233,7 @@ class RowConverter:
         tally.pending += pending
         tally.without_sequence += not pending and original.get(SEQ) is None
         try:
-            row = coerce_row(self._dataset, self._adapter.convert(original), self._terms.gateway_id)
+            row = coerce_row(self._dataset, self._adapt(original), self._terms.gateway_id)
         except (RowRejected, RecursionError) as reason:
             tally.rejected += 1
             self._reject(position, str(reason) or "nested too deeply", encode_rejected(original))
@@ -254,64 +248,33 @@ class RowConverter:
         self._reject(position, reason, line)
 
     def _reject(self, position: int, reason: str, line: bytes) -> None:
-        self._built.rejects.append(Reject(self._origin, position, reason, line))
+        self._built.rejects.append(Reject(str(self._path), position, reason, line))
 
-    def withdraw(self, error: str, seqs: Iterable[int]) -> None:
+    def withdraw(self, error: Exception, seqs: Iterable[int]) -> None:
         """Withdraw the rows of a file that cannot be read."""
-        self._built.withdrawn += _ranges(seqs)
-        self._built.rejects = [each for each in self._built.rejects if each.segment != self._origin]
-        self._report.error = error
+        ranges = self._built.withdrawn
+        for seq in sorted(seqs):
+            if ranges and ranges[-1].stop == seq:
+                ranges[-1] = range(ranges[-1].start, seq + 1)
+            else:
+                ranges.append(range(seq, seq + 1))
+        self._built.rejects = [each for each in self._built.rejects if each.segment != str(self._path)]
+        self._report.error = f"cannot read {self._path}: {error}"
         self._report.tallies, self._report.not_rows = {}, 0
 
     def close(self) -> None:
-        self._report.set_aside = dict(self._adapter.set_aside)
+        self._report.set_aside = dict(self._set_aside)
         self._built.reports.append(self._report)
 
-
-def _ranges(seqs: Iterable[int]) -> list[range]:
-    ranges: list[range] = []
-    for seq in sorted(seqs):
-        if ranges and ranges[-1].stop == seq:
-            ranges[-1] = range(ranges[-1].start, seq + 1)
-        else:
-            ranges.append(range(seq, seq + 1))
-    return ranges
-
-
-def encode_rejected(row: Any) -> bytes:
-    """Encode a rejected row as bytes; never fails."""
-    try:
-        return orjson.dumps(row, default=str, option=orjson.OPT_NON_STR_KEYS)
-    except TypeError:
-        return repr(row).encode("utf-8", "backslashreplace")
-
-
-class RowAdapter:
-    """Converts a row of the original and counts the values that have no column.
-
-    The original row names the installation that recorded it. The converted row belongs to this home, so that a later
-    import of the same transcripts recognises it by its key. The old installation id is kept in
-    `attributes.gateway.taken_over_from`. Values without a column are kept by name in `attributes.taken_over`, and so is
-    a different schema version.
-    """
-
-    def __init__(self, dataset: Dataset, gateway_id: str) -> None:
-        self._gateway_id = gateway_id
-        self._known = frozenset(dataset.coercers)
-        self._version = dataset.derive({}, gateway_id).get(_VERSION)
-        self._has_attributes = any(
-            column.name == ATTRIBUTES and column.type is ColumnType.JSON for column in dataset.columns
-        )
-        self.set_aside: Counter[str] = Counter()
-
-    def convert(self, original: Mapping[str, Any]) -> Row:
+    def _adapt(self, original: Mapping[str, Any]) -> Row:
         """Return the row in the form that `coerce_row` accepts."""
+        known = self._dataset.coercers
         row: Row = {}
         extra: dict[str, Any] = {}
         for name, value in original.items():
             if value is None or name in INTERNAL:
                 continue
-            if name in self._known:
+            if name in known:
                 row[name] = value
             else:
                 extra[name] = _as_json(value)
@@ -320,7 +283,7 @@ class RowAdapter:
         recorded_by = row.pop(GATEWAY, None)
         if self._has_attributes:
             self._set_attributes(row, recorded_by, extra)
-        self.set_aside.update(extra.keys())
+        self._set_aside.update(extra.keys())
         return row
 
     def _set_attributes(self, row: Row, recorded_by: Any, extra: dict[str, Any]) -> None:
@@ -332,7 +295,7 @@ class RowAdapter:
             extra[ATTRIBUTES], attributes = attributes, {}
         if extra:
             attributes = {**attributes, "taken_over": extra}
-        if recorded_by is not None and recorded_by != self._gateway_id:
+        if recorded_by is not None and recorded_by != self._terms.gateway_id:
             existing = attributes.get("gateway", {})
             gateway = {
                 **(existing if isinstance(existing, dict) else {"was": existing}),
@@ -341,6 +304,14 @@ class RowAdapter:
             attributes = {**attributes, "gateway": gateway}
         if attributes:
             row[ATTRIBUTES] = attributes
+
+
+def encode_rejected(row: Any) -> bytes:
+    """Encode a rejected row as bytes; never fails."""
+    try:
+        return orjson.dumps(row, default=str, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        return repr(row).encode("utf-8", "backslashreplace")
 
 
 def _as_json(value: Any) -> Any:
@@ -374,20 +345,14 @@ def decode_rows(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[d
 
 
 def _json_values(variants: pa.StructArray) -> list[Any]:
-    metadata, value = variants.field("metadata"), variants.field("value")
-    return [
-        None if not valid or encoded is None else _json_value(names, encoded)
-        for valid, names, encoded in zip(
-            variants.is_valid().to_pylist(), metadata.to_pylist(), value.to_pylist(), strict=True
-        )
-    ]
-
-
-def _json_value(names: bytes, encoded: bytes) -> Any:
-    try:
-        return decode_variant(names, encoded)
-    except ValueError as error:
-        return MalformedValue(str(error))
+    columns = (variants.is_valid(), variants.field("metadata"), variants.field("value"))
+    values: list[Any] = []
+    for valid, names, encoded in zip(*(column.to_pylist() for column in columns), strict=True):
+        try:
+            values.append(decode_variant(names, encoded) if valid and encoded is not None else None)
+        except ValueError as error:
+            values.append(MalformedValue(str(error)))
+    return values
 
 
 def _timestamps(column: pa.Array) -> list[Any]:

@@ -23,6 +23,8 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from hypaware.errors import HypError
 
 _VECTOR_MAGIC = 0xD1D33964
@@ -91,9 +93,13 @@ class CacheTable:
             raise CacheDamaged(f"cannot read the table {self.folder}: {type(error).__name__}: {error}") from error
 
     def _live_files(self) -> Iterator[CacheDataFile]:
-        snapshot = self._snapshot()
-        if snapshot is None:
+        current = self.document.get("current-snapshot-id")
+        if current in (None, -1):
             return
+        snapshots = self.document.get("snapshots", ())
+        snapshot = next((each for each in snapshots if each["snapshot-id"] == current), None)
+        if snapshot is None:
+            raise CacheDamaged(f"{self.metadata}: the current snapshot is missing")
         data: list[tuple[dict[str, Any], int]] = []
         deleted: defaultdict[str, set[int]] = defaultdict(set)
         for manifest in _read_avro(self._local_path(snapshot["manifest-list"])):
@@ -123,17 +129,10 @@ class CacheTable:
             target = deleted[file["referenced_data_file"]]
             target.update(read_deletion_vector(path, file["content_offset"], file["content_size_in_bytes"]))
         else:
-            for target_path, position in read_position_deletes(path):
-                deleted[target_path].add(position)
-
-    def _snapshot(self) -> Mapping[str, Any] | None:
-        current = self.document.get("current-snapshot-id")
-        if current in (None, -1):
-            return None
-        found = next((each for each in self.document.get("snapshots", ()) if each["snapshot-id"] == current), None)
-        if found is None:
-            raise CacheDamaged(f"{self.metadata}: the current snapshot is missing")
-        return dict(found)
+            with pq.ParquetFile(path) as parquet:
+                for batch in parquet.iter_batches(columns=["file_path", "pos"]):
+                    for name, position in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+                        deleted[name].add(position)
 
     def _local_path(self, location: str) -> Path:
         """Return the present location of a file of the table."""
@@ -190,9 +189,7 @@ def _read_avro(path: Path) -> Iterator[dict[str, Any]]:
     import fastavro
 
     with open(path, "rb") as file:
-        for record in fastavro.reader(file):
-            assert isinstance(record, dict)
-            yield record
+        yield from fastavro.reader(file)
 
 
 def read_deletion_vector(path: Path, offset: int, size: int) -> Iterator[int]:
@@ -205,28 +202,15 @@ def read_deletion_vector(path: Path, offset: int, size: int) -> Iterator[int]:
         (checksum,) = struct.unpack_from(">I", blob, len(blob) - 4)
         if length != len(blob) - 8 or magic != _VECTOR_MAGIC or checksum != zlib.crc32(blob[4:-4]):
             raise ValueError(f"{path}: the deletion vector at {offset} is damaged")
-        yield from _bitmap_positions(blob[8:-4])
+        data = blob[8:-4]
+        (bitmaps,) = struct.unpack_from("<Q", data)
+        at = 8
+        for _ in range(bitmaps):
+            (upper,) = struct.unpack_from("<I", data, at)
+            found, at = _roaring(data, at + 4)
+            yield from (upper << 32 | lower for lower in found)
     except (struct.error, IndexError) as error:
         raise ValueError(f"{path}: the deletion vector at {offset} is cut short") from error
-
-
-def read_position_deletes(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield (data file as the table names it, position) from a position-delete file."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(columns=["file_path", "pos"]):
-            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
-
-
-def _bitmap_positions(data: bytes) -> Iterator[int]:
-    (bitmaps,) = struct.unpack_from("<Q", data)
-    offset = 8
-    for _ in range(bitmaps):
-        (upper,) = struct.unpack_from("<I", data, offset)
-        found, offset = _roaring(data, offset + 4)
-        for lower in found:
-            yield upper << 32 | lower
 
 
 def _roaring(data: bytes, offset: int) -> tuple[list[int], int]:

@@ -10,7 +10,7 @@ import base64
 import struct
 import uuid
 from collections.abc import Callable
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
@@ -92,10 +92,6 @@ def _signed(width: int) -> Callable[[bytes, int], int]:
     return lambda data, offset: int.from_bytes(_slice(data, offset, width), "little", signed=True)
 
 
-def _floating(format_: str) -> Callable[[bytes, int], float]:
-    return lambda data, offset: float(struct.unpack_from(format_, data, offset)[0])
-
-
 def _decimal(width: int) -> Callable[[bytes, int], int | float]:
     def read(data: bytes, offset: int) -> int | float:
         decimal = Decimal(_signed(width)(data, offset + 1)).scaleb(-data[offset])
@@ -118,15 +114,6 @@ def _timestamp(zone: str, per_second: int) -> Callable[[bytes, int], str]:
     return read
 
 
-def _day(data: bytes, offset: int) -> str:
-    return (date(1970, 1, 1) + timedelta(days=_signed(4)(data, offset))).isoformat()
-
-
-def _time(data: bytes, offset: int) -> str:
-    moment = datetime.combine(date(1970, 1, 1), time(), UTC) + timedelta(microseconds=_signed(8)(data, offset))
-    return moment.time().isoformat("microseconds")
-
-
 def _long_bytes(data: bytes, offset: int) -> bytes:
     return _slice(data, offset + 4, _number(data, offset, 4))
 
@@ -139,17 +126,19 @@ _PRIMITIVES: dict[int, Callable[[bytes, int], Any]] = {
     4: _signed(2),
     5: _signed(4),
     6: _signed(8),
-    7: _floating("<d"),
+    7: lambda data, offset: float(struct.unpack_from("<d", data, offset)[0]),
     8: _decimal(4),
     9: _decimal(8),
     10: _decimal(16),
-    11: _day,
+    11: lambda data, offset: (_EPOCH + timedelta(days=_signed(4)(data, offset))).date().isoformat(),
     12: _timestamp("Z", 1_000_000),
     13: _timestamp("", 1_000_000),
-    14: _floating("<f"),
+    14: lambda data, offset: float(struct.unpack_from("<f", data, offset)[0]),
     15: lambda data, offset: base64.b64encode(_long_bytes(data, offset)).decode(),
     16: lambda data, offset: _long_bytes(data, offset).decode(),
-    17: _time,
+    17: lambda data, offset: (
+        (_EPOCH + timedelta(microseconds=_signed(8)(data, offset))).time().isoformat("microseconds")
+    ),
     18: _timestamp("Z", 1_000_000_000),
     19: _timestamp("", 1_000_000_000),
     20: lambda data, offset: str(uuid.UUID(bytes=_slice(data, offset, 16))),

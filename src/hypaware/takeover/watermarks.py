@@ -5,8 +5,7 @@
 
 `<partition>` is the partition's path below its dataset, with every character except letters, digits and `._=,-`
 replaced by `_`. Older versions kept one directory for all sinks of a plugin; the last name of its path is used as the
-sink then. A watermark is written after its rows have arrived, so all rows up to it were delivered. Rows without a
-sequence are part of the first delivery, so they were delivered too.
+sink then. All rows up to a watermark were delivered, and so were rows without a sequence.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,18 @@ import pyarrow.parquet as pq
 
 from hypaware.config import Config
 from hypaware.errors import ConfigError, HypError, UsageError
-from hypaware.export.sinks.blob.location import parse_location
+from hypaware.export.sinks.blob import parse_location
 from hypaware.export.sinks.forward import normalise_url
 from hypaware.home import Home
 from hypaware.lake import read
-from hypaware.lake.key_index import KeyIndex
 from hypaware.lake.row_keys import hash_key
+from hypaware.lake.table import OpenTable
 from hypaware.model.datasets import Dataset
-from hypaware.state import intents, streams
+from hypaware.state import flushes, streams
 from hypaware.state.store import Connection
 from hypaware.state.streams import HISTORY_LOST, StreamKey
 from hypaware.takeover.cache import CachePartition, CacheSurvey, OriginalCache, SurveyedFile
-from hypaware.takeover.rows import NumberedFile, RowNumbering
+from hypaware.takeover.rows import RowNumbering
 from hypaware.text import did_you_mean
 
 UNNAMED = "unnamed"
@@ -70,19 +70,14 @@ def find_watermarks(cache: OriginalCache, extra_roots: Iterable[Path]) -> list[C
     """Return the watermarks of the cache's installation and those in directories that the user named."""
     by_path: dict[Path, CacheWatermark] = {}
     for root in (*cache.state_roots, *extra_roots):
-        for folder in [root / name for name in _SUBFOLDERS]:
-            for document in _watermark_folders(folder, _MAX_DEPTH):
-                for mark in _read_folder(document, root):
-                    by_path.setdefault(mark.path.resolve(), mark)
+        for folder in [found for name in _SUBFOLDERS for found in _watermark_folders(root / name, _MAX_DEPTH)]:
+            sink = _sink_of(folder.relative_to(root).parts[:-1])
+            for path in sorted(folder.rglob("*.json")):
+                dataset, *segments = path.relative_to(folder).with_suffix("").parts
+                if segments and path.is_file():
+                    mark = CacheWatermark(sink, dataset, "/".join(segments), path, _read_sequence(path))
+                    by_path.setdefault(path.resolve(), mark)
     return sorted(by_path.values(), key=lambda mark: (mark.sink, mark.dataset, mark.partition))
-
-
-def find_outboxes(cache: OriginalCache, extra_roots: Iterable[Path]) -> Iterator[tuple[str, int]]:
-    """Yield (sink, failed deliveries that wait for a retry)."""
-    for root in (*cache.state_roots, *extra_roots):
-        for folder in sorted((root / "sinks").glob("*/outbox")):
-            if count := len(list(folder.glob("*.json"))):
-                yield folder.parent.name, count
 
 
 def _watermark_folders(folder: Path, depth: int) -> Iterator[Path]:
@@ -95,14 +90,6 @@ def _watermark_folders(folder: Path, depth: int) -> Iterator[Path]:
         for entry in sorted(os.scandir(folder), key=lambda found: found.name):
             if entry.is_dir(follow_symlinks=False):
                 yield from _watermark_folders(folder / entry.name, depth - 1)
-
-
-def _read_folder(folder: Path, root: Path) -> Iterator[CacheWatermark]:
-    sink = _sink_of(folder.relative_to(root).parts[:-1])
-    for path in sorted(folder.rglob("*.json")):
-        dataset, *segments = path.relative_to(folder).with_suffix("").parts
-        if segments and path.is_file():
-            yield CacheWatermark(sink, dataset, "/".join(segments), path, _read_sequence(path))
 
 
 def _sink_of(parts: tuple[str, ...]) -> str:
@@ -214,7 +201,7 @@ def recorded_addresses(configs: Iterable[Path]) -> dict[str, str]:
 
 def _configured_address(settings: Mapping[str, Any]) -> str | None:
     """Return the address of a server `url`, a directory `dir` or a bucket; None for other destinations."""
-    try:
+    with suppress(ConfigError, ValueError):
         if isinstance(url := settings.get("url"), str):
             return normalise_url(url.rstrip("/").removesuffix("/v1"))
         if isinstance(folder := settings.get("dir"), str):
@@ -222,8 +209,6 @@ def _configured_address(settings: Mapping[str, Any]) -> str | None:
         if isinstance(bucket := settings.get("bucket"), str):
             prefix, endpoint = settings.get("prefix") or "", settings.get("endpoint_url") or ""
             return parse_location({"destination": f"s3://{bucket}/{prefix}", "endpoint": endpoint}).address
-    except (ConfigError, ValueError):
-        return None
     return None
 
 
@@ -262,25 +247,8 @@ class StreamPosition:
         return max(self.seq, min(after + self.position, high_water)) if self.position else self.seq
 
 
-@dataclass(frozen=True)
-class WatermarkBasis:
-    """What the home knows about its rows and deliveries."""
-
-    home: Home
-    dataset: Dataset
-    index: KeyIndex
-    high_water: Mapping[str, int]
-
-    def undelivered(self, source: str, after: int, last: int) -> int:
-        return read.count_rows_between(self.home, self.dataset.name, source, after, last)
-
-
 def resolve_positions(
-    claims: Sequence[WatermarkClaim],
-    survey: CacheSurvey,
-    numbering: RowNumbering,
-    basis: WatermarkBasis,
-    connection: Connection,
+    claims: Sequence[WatermarkClaim], survey: CacheSurvey, numbering: RowNumbering, target: OpenTable
 ) -> list[StreamPosition]:
     """Return the position of each stream of the claims that has rows. Raise HypError if one cannot be determined.
 
@@ -290,17 +258,21 @@ def resolve_positions(
     delivered itself, must be among those that the original delivered (recognised by their keys). If they are not,
     nothing is changed and the error tells the user what to do first.
     """
+    name = target.dataset.name
     positions = []
-    for claim in claims:
-        files = [each for each in survey.files if claim.delivered_mask(each) is not None]
-        for source in sorted({source for each in files for source in each.sources}):
-            key = StreamKey(claim.sink, basis.dataset.name, source)
-            watermark = _present_watermark(connection, key, claim.address, basis)
-            positions.append(_StreamResolver(key, claim, source, watermark, survey, numbering, basis).resolve())
+    with target.store.reading() as connection:
+        high_water = flushes.load_high_water(connection, name).get(name, {})
+        for claim in claims:
+            files = [each for each in survey.files if claim.delivered_mask(each) is not None]
+            for source in sorted({source for each in files for source in each.sources}):
+                key = StreamKey(claim.sink, name, source)
+                last = high_water.get(source, 0)
+                watermark = _present_watermark(connection, key, claim.address, target.home, last)
+                positions.append(_StreamResolver(key, claim, watermark, last, survey, numbering, target).resolve())
     return positions
 
 
-def _present_watermark(connection: Connection, key: StreamKey, address: str, basis: WatermarkBasis) -> int:
+def _present_watermark(connection: Connection, key: StreamKey, address: str, home: Home, high_water: int) -> int:
     known = streams.list_streams(connection)
     stream = next((each for each in known if each.key == key), None)
     if stream is None and any(
@@ -309,11 +281,11 @@ def _present_watermark(connection: Connection, key: StreamKey, address: str, bas
         raise _not_ready(key, f"another sink has delivered to {address}", f"hyp export {key.sink}")
     if stream is not None and stream.address != address:
         raise _not_ready(key, f"it was delivered to {stream.address} before", f"hyp export adopt {key.sink}")
-    if intents.load_intent(connection, key) is not None:
+    if streams.load_intent(connection, key) is not None:
         raise _not_ready(key, "a delivery is in progress", f"hyp export {key.sink}")
     lost = streams.is_history_lost(connection) if stream is None else stream.history == HISTORY_LOST
     watermark = stream.watermark if stream is not None else None
-    if watermark is None and lost and basis.undelivered(key.source, 0, basis.high_water.get(key.source, 0)):
+    if watermark is None and lost and read.count_rows_between(home, key.dataset, key.source, 0, high_water):
         raise _not_ready(key, "the delivery record of this home was lost", f"hyp export {key.sink}")
     return watermark or 0
 
@@ -322,43 +294,42 @@ def _present_watermark(connection: Connection, key: StreamKey, address: str, bas
 class _StreamResolver:
     key: StreamKey
     claim: WatermarkClaim
-    source: str
     watermark: int
+    high_water: int
+    """The newest committed sequence of the source."""
     survey: CacheSurvey
     numbering: RowNumbering
-    basis: WatermarkBasis
+    target: OpenTable
 
     def resolve(self) -> StreamPosition:
-        high_water = self.basis.high_water.get(self.source, 0)
-        undelivered = self.basis.undelivered(self.source, self.watermark, high_water)
-        if not undelivered:
-            return self._position(self._highest_position(lambda numbered_file, delivered_mask: delivered_mask), 0)
-        already_here = {seq for seq in self._existing_seqs() if self.watermark < seq <= high_water}
-        position = self._highest_position(self._delivered_and_new)
-        if position and len(already_here) < undelivered:
-            raise self._undelivered_error(undelivered - len(already_here))
-        highest_here = max(already_here, default=0)
-        if not position and already_here:
-            between = self.basis.undelivered(self.source, self.watermark, highest_here)
-            if between > len(already_here):
-                raise self._undelivered_error(between - len(already_here))
-        return self._position(position, highest_here)
+        undelivered = self._count_undelivered(self.high_water)
+        position, seq = self._highest_position(only_new=undelivered > 0), self.watermark
+        if undelivered:
+            already_here = {each for each in self._existing_seqs() if self.watermark < each <= self.high_water}
+            seq = max(already_here, default=self.watermark)
+            before = undelivered if position else self._count_undelivered(seq)
+            if before > len(already_here):
+                rows = before - len(already_here)
+                reason = f"this home has {rows} undelivered rows that would be marked as delivered"
+                raise _not_ready(self.key, reason, f"hyp export {self.key.sink}")
+        return StreamPosition(self.key, self.claim.address, position, seq, self.watermark)
 
-    def _position(self, position: int, seq: int) -> StreamPosition:
-        return StreamPosition(self.key, self.claim.address, position, max(self.watermark, seq), self.watermark)
+    def _count_undelivered(self, last: int) -> int:
+        key = self.key
+        return read.count_rows_between(self.target.home, key.dataset, key.source, self.watermark, last)
 
-    def _highest_position(self, select: Callable[[NumberedFile, pa.Array], pa.Array]) -> int:
-        """Return the highest position of a delivered row; raise if an undelivered row precedes it."""
+    def _highest_position(self, *, only_new: bool) -> int:
+        """Return the highest position of a delivered row, or one that is new here; raise if an undelivered row precedes
+        it."""
         highest, lowest = 0, None
-        for numbered_file in self.numbering.files:
-            if self.source in numbered_file.file.sources:
-                delivered_mask = self.claim.delivered_mask(numbered_file.file)
-                delivered = pa.repeat(False, len(numbered_file.positions)) if delivered_mask is None else delivered_mask
-                left = pc.min(numbered_file.positions.filter(pc.invert(delivered))).as_py()
+        for file, positions in self.numbering.files:
+            if self.key.source in file.sources:
+                mask = self.claim.delivered_mask(file)
+                delivered = pa.repeat(False, len(positions)) if mask is None else mask
+                left = pc.min(positions.filter(pc.invert(delivered))).as_py()
                 lowest = left if lowest is None or (left is not None and left < lowest) else lowest
-                highest = max(
-                    highest, pc.max(numbered_file.positions.filter(select(numbered_file, delivered))).as_py() or 0
-                )
+                wanted = self._delivered_and_new(file, delivered) if only_new else delivered
+                highest = max(highest, pc.max(positions.filter(wanted)).as_py() or 0)
         if lowest is not None and lowest < highest:
             raise HypError(
                 f"{self.key}: the original delivered some of these rows but not all rows before them, so no single "
@@ -368,24 +339,19 @@ class _StreamResolver:
             )
         return highest
 
-    def _delivered_and_new(self, numbered_file: NumberedFile, delivered: pa.Array) -> pa.Array:
-        file, wanted = numbered_file.file, delivered.to_pylist()
-        held = self.basis.index.find(key for key in _key_hashes(self.basis.dataset, file) if key is not None)
-        is_new = [key is None or key not in held for key in _key_hashes(self.basis.dataset, file)]
+    def _delivered_and_new(self, file: SurveyedFile, delivered: pa.Array) -> pa.Array:
+        wanted, dataset = delivered.to_pylist(), self.target.dataset
+        held = self.target.index.find(key for key in _key_hashes(dataset, file) if key is not None)
+        is_new = [key is None or key not in held for key in _key_hashes(dataset, file)]
         return pa.array([each and new for each, new in zip(wanted, is_new, strict=True)], pa.bool_())
 
     def _existing_seqs(self) -> Iterator[int]:
         """Yield our sequences of delivered rows that this home already has."""
         for file in self.survey.files:
-            if self.source in file.sources and (delivered_mask := self.claim.delivered_mask(file)) is not None:
-                keys = zip(_key_hashes(self.basis.dataset, file), delivered_mask.to_pylist(), strict=True)
-                yield from self.basis.index.find(
-                    key for key, was_delivered in keys if was_delivered and key is not None
-                ).values()
-
-    def _undelivered_error(self, rows: int) -> HypError:
-        reason = f"this home has {rows} undelivered rows that would be marked as delivered"
-        return _not_ready(self.key, reason, f"hyp export {self.key.sink}")
+            if self.key.source in file.sources and (delivered_mask := self.claim.delivered_mask(file)) is not None:
+                keys = zip(_key_hashes(self.target.dataset, file), delivered_mask.to_pylist(), strict=True)
+                delivered = (key for key, was_delivered in keys if was_delivered and key is not None)
+                yield from self.target.index.find(delivered).values()
 
 
 def _not_ready(key: StreamKey, reason: str, repair: str) -> HypError:

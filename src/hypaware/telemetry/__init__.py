@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from hypaware.telemetry.pipeline import TelemetryPipeline
 
 Status = Literal["ok", "failed", "skipped", "degraded", "cancelled"]
 Counter = Literal[
@@ -30,51 +33,29 @@ Histogram = Literal["hyp_flush_seconds", "hyp_gateway_overhead_ms"]
 Gauge = Literal["hyp_sink_lag_rows", "hyp_spool_bytes"]
 
 
-class Span(Protocol):
-    """One timed operation. An exception that leaves the block marks it failed and propagates."""
+class Span:
+    """One timed operation. This one does nothing, because telemetry is off.
 
-    def set(self, **attributes: object) -> None: ...
+    An exception that leaves the block marks a recorded span failed and propagates.
+    """
 
-    def status(self, status: Status) -> None: ...
-
-    def __enter__(self) -> Span: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-
-class _Pipeline(Protocol):
-    def span(self, name: str, attributes: dict[str, object]) -> Span: ...
-
-    def event(self, name: str, attributes: dict[str, object]) -> None: ...
-
-    def measure(self, metric: str, value: float, attributes: dict[str, object]) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _NoSpan:
-    def set(self, **_attributes: object) -> None:
+    def set(self, **attributes: object) -> None:
         pass
 
-    def status(self, _status: Status) -> None:
+    def status(self, status: Status) -> None:
         pass
 
-    def __enter__(self) -> _NoSpan:
+    def __enter__(self) -> Span:
         return self
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         pass
 
 
-_NO_SPAN = _NoSpan()
-_pipeline: _Pipeline | None = None
+_NO_SPAN = Span()
+_pipeline: TelemetryPipeline | None = None
 _process_run_id: str | None = None
 _job_run_id: ContextVar[str | None] = ContextVar("dev_run_id", default=None)
 

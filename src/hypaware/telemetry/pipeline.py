@@ -64,15 +64,11 @@ _UNITS = {
     "hyp_sink_export_bytes": "By",
     "hyp_spool_bytes": "By",
 }
-_KINDS = (telemetry.Counter, telemetry.Histogram, telemetry.Gauge)
 _BOUNDS = {
     "hyp_flush_seconds": (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
     "hyp_gateway_overhead_ms": (0.5, 1, 2, 5, 10, 25, 50, 100, 250, 1000),
 }
-_SEVERITY = {
-    "failed": ("ERROR", SeverityNumber.ERROR),
-    "degraded": ("WARN", SeverityNumber.WARN),
-}
+_SEVERITY = {"failed": ("ERROR", SeverityNumber.ERROR), "degraded": ("WARN", SeverityNumber.WARN)}
 _CAMEL_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _INVALID_CHARACTERS = re.compile(r"[^a-z0-9_]+")
 
@@ -177,7 +173,7 @@ class TelemetryPipeline:
                 provider.shutdown()
 
 
-class RecordedSpan:
+class RecordedSpan(telemetry.Span):
     def __init__(self, tracer: trace.Tracer, name: str, attributes: dict[str, object]) -> None:
         self._tracer = tracer
         self._name = name
@@ -225,31 +221,27 @@ def _with_span_context(name: str, attributes: dict[str, object]) -> dict[str, ob
 
 
 def _create_instruments(meter: Meter) -> dict[str, Callable[[float, Mapping[str, AttributeValue]], None]]:
-    units = {name: _UNITS.get(name, "1") for kind in _KINDS for name in get_args(kind)}
-    counters = {name: meter.create_counter(name, units[name]).add for name in get_args(telemetry.Counter)}
+    counters = {name: meter.create_counter(name, _UNITS.get(name, "1")).add for name in get_args(telemetry.Counter)}
+    gauges = {name: meter.create_gauge(name, _UNITS.get(name, "1")).set for name in get_args(telemetry.Gauge)}
     histograms = {
-        name: meter.create_histogram(name, units[name], explicit_bucket_boundaries_advisory=_BOUNDS[name]).record
+        name: meter.create_histogram(name, _UNITS[name], explicit_bucket_boundaries_advisory=_BOUNDS[name]).record
         for name in get_args(telemetry.Histogram)
     }
-    gauges = {name: meter.create_gauge(name, units[name]).set for name in get_args(telemetry.Gauge)}
     return {**counters, **histograms, **gauges}
 
 
 def clean_attributes(attributes: Mapping[str, object]) -> dict[str, AttributeValue]:
     """Return the attributes without None values. Lists become lists of text; other objects become text."""
-    return {_clean_key(key): _clean_value(value) for key, value in attributes.items() if value is not None}
-
-
-def _clean_key(key: str) -> str:
-    return _INVALID_CHARACTERS.sub("_", _CAMEL_BOUNDARY.sub("_", key).lower())[:MAX_TEXT]
-
-
-def _clean_value(value: object) -> AttributeValue:
-    if isinstance(value, bool | int | float):
-        return value if not isinstance(value, int) or abs(value) < 2**63 else str(value)
-    if isinstance(value, list | tuple | set | frozenset):
-        return [str(item)[:MAX_TEXT] for item in value]
-    return str(value)[:MAX_TEXT]
+    cleaned: dict[str, AttributeValue] = {}
+    for key, value in attributes.items():
+        name = _INVALID_CHARACTERS.sub("_", _CAMEL_BOUNDARY.sub("_", key).lower())[:MAX_TEXT]
+        if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**63):
+            cleaned[name] = value
+        elif isinstance(value, list | tuple | set | frozenset):
+            cleaned[name] = [str(item)[:MAX_TEXT] for item in value]
+        elif value is not None:
+            cleaned[name] = str(value)[:MAX_TEXT]
+    return cleaned
 
 
 class _RecordFile:
@@ -322,13 +314,7 @@ def _metric_lines(data: MetricsData) -> str:
 def _metric_record(metric: Metric, point: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": metric.name, "unit": metric.unit}
     if isinstance(point, HistogramDataPoint):
-        facts |= {
-            "kind": "histogram",
-            "count": point.count,
-            "sum": point.sum,
-            "min": point.min,
-            "max": point.max,
-        }
+        facts |= {"kind": "histogram", "count": point.count, "sum": point.sum, "min": point.min, "max": point.max}
         facts |= {"bounds": list(point.explicit_bounds), "bucket_counts": list(point.bucket_counts)}
     elif isinstance(point, NumberDataPoint):
         facts |= {"kind": "gauge" if isinstance(metric.data, Gauge) else "counter", "value": point.value}

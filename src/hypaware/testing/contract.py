@@ -24,10 +24,10 @@ from typing import Any
 from hypaware.config.schema import Config, PrivacyConfig, SinkConfig
 from hypaware.export import stream_destination
 from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
-from hypaware.export.report import SinkReport
 from hypaware.export.sink import SinkType
+from hypaware.export.status import SinkReport
 from hypaware.home import Home
-from hypaware.state import dead_letters, flushes, intents, mirror, streams
+from hypaware.state import dead_letters, flushes, mirror, streams
 from hypaware.state.home_opener import OpenHome, open_home
 from hypaware.state.store import StateStore, load_identity, save_identity
 from hypaware.testing import fault_injection
@@ -62,9 +62,11 @@ class SinkHome:
             self.lake.commit(opened, rows)
 
     def deliver(self, max_wait: float = 1.0, budget: int | None = None) -> SinkReport:
+        return self.deliver_to([SINK], DeliveryOptions(max_wait, budget))[0]
+
+    def deliver_to(self, sinks: list[str], options: DeliveryOptions) -> list[SinkReport]:
         with self.opened() as opened:
-            driver = Driver(opened, self.config, self.lake, DeliveryOptions(max_wait, budget))
-            return asyncio.run(driver.deliver([SINK]))[0]
+            return asyncio.run(Driver(opened, self.config, self.lake, options).deliver(sinks))
 
     def replay_all(self) -> list[dict[str, Any]]:
         with self.opened() as opened:
@@ -76,10 +78,8 @@ class SinkHome:
     @contextmanager
     def opened(self) -> Iterator[OpenHome]:
         found = open_home(self.home)
-        try:
+        with closing(found.store):
             yield found
-        finally:
-            found.store.close()
 
 
 class SinkContract:
@@ -117,6 +117,12 @@ class SinkContract:
         found = Counter(self.arrived(tmp_path, site.config.sinks[SINK].options))
         assert found == expected, f"duplicate or unexpected: {found - expected}, missing: {expected - found}"
 
+    def finish(self, tmp_path: Path, site: SinkHome) -> None:
+        """End the faults and deliver; every row of the lake is then at the destination exactly once."""
+        Faults(tmp_path / "faults").clear()
+        assert site.deliver().status == "ok"
+        self.check(tmp_path, site)
+
     # Deliveries
 
     def test_every_row_arrives_once_and_an_idle_round_sends_nothing(self, tmp_path: Path) -> None:
@@ -140,25 +146,20 @@ class SinkContract:
                     site.commit(20)
                     assert not run_in_child(site.deliver, f"{point}:{passage}"), f"no kill at {point}"
                     site.commit(9, start=20)
-                    assert site.deliver().status == "ok"
-                    self.check(here, site)
+                    self.finish(here, site)
 
     def test_a_lost_response_followed_by_new_rows_duplicates_no_row(self, tmp_path: Path) -> None:
         with self.sink_home(tmp_path, lose_answer=4) as site:
             site.commit(20)
             assert site.deliver(max_wait=0.0).status in ("failed", "partial")
             site.commit(9, start=20)
-            Faults(tmp_path / "faults").clear()
-            assert site.deliver().status == "ok"
-            self.check(tmp_path, site)
+            self.finish(tmp_path, site)
 
     def test_a_destination_that_is_busy_or_unreachable_for_a_while_receives_every_row(self, tmp_path: Path) -> None:
         with self.sink_home(tmp_path, busy=2, cut=2) as site:
             site.commit(20)
             site.deliver(max_wait=4.0)
-            Faults(tmp_path / "faults").clear()
-            assert site.deliver().status == "ok"
-            self.check(tmp_path, site)
+            self.finish(tmp_path, site)
 
     # Changes between two attempts
 
@@ -170,9 +171,7 @@ class SinkContract:
             arrived = set(self.arrived(tmp_path, site.config.sinks[SINK].options))
             gone = [message for message in site.lake.message_ids() if message not in arrived][::2]
             site.lake.purge(gone)
-            Faults(tmp_path / "faults").clear()
-            assert site.deliver().status == "ok"
-            self.check(tmp_path, site)
+            self.finish(tmp_path, site)
 
     def test_a_chunk_without_remaining_rows_is_acknowledged_without_the_destination(self, tmp_path: Path) -> None:
         with self.sink_home(tmp_path, cut=99) as site:
@@ -206,9 +205,7 @@ class SinkContract:
             site.deliver(max_wait=0.0)
             moved = replace(site, home=_move_home(site.home, tmp_path / "moved"))
             moved.commit(9, start=20)
-            Faults(tmp_path / "faults").clear()
-            assert moved.deliver().status == "ok"
-            self.check(tmp_path, moved)
+            self.finish(tmp_path, moved)
 
     # Lost state
 
@@ -219,10 +216,11 @@ class SinkContract:
             with self.sink_home(here) as site:
                 site.commit(20)
                 run_in_child(site.deliver, f"{point}:2")
-                _delete_state(site.home)
+                # Only the mirror remains.
+                for suffix in ("", "-wal", "-shm"):
+                    site.home.state.with_name(site.home.state.name + suffix).unlink(missing_ok=True)
                 site.commit(9, start=20)
-                assert site.deliver().status == "ok"
-                self.check(here, site)
+                self.finish(here, site)
 
     def test_a_lost_watermark_is_read_from_the_destination_or_the_stream_is_held(self, tmp_path: Path) -> None:
         with self.sink_home(tmp_path) as site:
@@ -254,8 +252,7 @@ class SinkContract:
                 assert not run_in_child(site.replay_all, point)
             assert {answer["status"] for answer in site.replay_all()} <= {"delivered"}
             self.check(tmp_path, site)
-            assert site.deliver().status == "ok"
-            self.check(tmp_path, site)
+            self.finish(tmp_path, site)
 
     def test_a_kill_while_a_refused_chunk_is_split_loses_no_row(self, tmp_path: Path) -> None:
         poison = ("message-4", "message-11")
@@ -284,9 +281,7 @@ class SinkContract:
             other = replace(site, config=self._config(self.other_options(tmp_path)))
             sinks = {"there": other.config.sinks[SINK], **site.config.sinks}
             both = replace(site, config=Config(sinks=sinks))
-            with both.opened() as opened:
-                driver = Driver(opened, both.config, both.lake, DeliveryOptions(1.0))
-                reports = asyncio.run(driver.deliver(["there", SINK]))
+            reports = both.deliver_to(["there", SINK], DeliveryOptions(1.0))
             assert [report.status for report in reports] == ["ok", "ok"]
             self.check(tmp_path, site)
             self.check(tmp_path, other)
@@ -329,10 +324,7 @@ class SinkContract:
             site.deliver()
             renamed = replace(site, config=Config(sinks={"other": site.config.sinks[SINK]}))
             site.commit(3, start=12)
-            with renamed.opened() as opened:
-                (report,) = asyncio.run(
-                    Driver(opened, renamed.config, renamed.lake, DeliveryOptions(1.0)).deliver(["other"])
-                )
+            (report,) = renamed.deliver_to(["other"], DeliveryOptions(1.0))
             assert sum(stream.rows for stream in report.streams) == 3
             self.check(tmp_path, site)
 
@@ -350,16 +342,10 @@ def _move_home(home: Home, to: Path) -> Home:
     return there
 
 
-def _delete_state(home: Home) -> None:
-    """Delete the state; only the mirror remains."""
-    for suffix in ("", "-wal", "-shm"):
-        home.state.with_name(home.state.name + suffix).unlink(missing_ok=True)
-
-
 def _lose_delivery_record(site: SinkHome) -> None:
     """Put the state into the condition after a loss of state and mirror: the delivery record is gone."""
     with site.opened() as opened, opened.store.transaction() as connection:
         for stream in streams.list_streams(connection):
-            intents.cancel_intent(connection, stream.key)
+            streams.cancel_intent(connection, stream.key)
             streams.restore_stream(connection, replace(stream, watermark=None, history=streams.HISTORY_LOST))
         save_identity(connection, opened.identity.next_incarnation(flushes.next_sequence(connection) - 1))

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from hypaware import faults
 from hypaware.export.sink import (
@@ -25,18 +26,13 @@ from hypaware.export.sink import (
     Destination,
     DestinationBusy,
     DestinationUnreachable,
+    Payload,
     Sink,
-    SinkSettings,
     SinkType,
     StreamCoverage,
 )
 from hypaware.export.sink_registry import sink_kinds
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from hypaware.export.sink import Payload
-    from hypaware.state.streams import StreamKey
+from hypaware.state.streams import StreamKey
 
 _CHUNK_ROWS = 3
 
@@ -55,11 +51,7 @@ def register_kind(kind: SinkType) -> Iterator[None]:
 
 def wrap_kind(kind: SinkType, faults: Path) -> SinkType:
     """Return the kind with the faults of that folder injected between each sink and its driver."""
-
-    def make(settings: SinkSettings) -> Sink:
-        return _FaultySink(kind.make(settings), Faults(faults))
-
-    return replace(kind, make=make)
+    return replace(kind, make=lambda settings: _FaultySink(kind.make(settings), Faults(faults)))
 
 
 class Faults:
@@ -84,9 +76,20 @@ class Faults:
             path.write_text(str(left - 1))
         return left > 0
 
-    def refused_ids(self) -> frozenset[str]:
+    @contextmanager
+    def around_send(self) -> Iterator[None]:
+        if self.occurs("busy"):
+            raise DestinationBusy("asked to wait", 0.001)
+        if self.occurs("cut"):
+            raise DestinationUnreachable("the connection was cut")
+        yield
+        if self.occurs("lose_answer"):
+            raise DestinationUnreachable("the response was lost")
+
+    def refuse(self, messages: list[str]) -> None:
         path = self._folder / "refuse"
-        return frozenset(path.read_text().split("\n")) if path.exists() else frozenset()
+        if path.exists() and (bad := set(path.read_text().split("\n")) & set(messages)):
+            raise ChunkRefused(f"{min(bad)} is refused")
 
 
 class _FaultySink(Sink):
@@ -113,16 +116,9 @@ class _FaultySink(Sink):
 
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
         assert isinstance(payload, _MarkedPayload)
-        if self._faults.occurs("busy"):
-            raise DestinationBusy("asked to wait", 0.001)
-        if self._faults.occurs("cut"):
-            raise DestinationUnreachable("the connection was cut")
-        if bad := self._faults.refused_ids() & set(payload.messages):
-            raise ChunkRefused(f"{min(bad)} is refused")
-        sent = await self._sink.ship(chunk, payload.payload, acked_to)
-        if self._faults.occurs("lose_answer"):
-            raise DestinationUnreachable("the response was lost")
-        return sent
+        with self._faults.around_send():
+            self._faults.refuse(payload.messages)
+            return await self._sink.ship(chunk, payload.payload, acked_to)
 
     async def close(self) -> None:
         await self._sink.close()

@@ -9,28 +9,23 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from hypaware.export.sink import (
     Chunk,
     ChunkLimits,
-    ChunkRefused,
     Destination,
-    DestinationBusy,
-    DestinationUnreachable,
+    Payload,
     Sink,
     SinkSettings,
     SinkType,
     StreamCoverage,
     TablePayload,
 )
+from hypaware.state.streams import StreamKey
 from hypaware.testing.fault_injection import Faults
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from hypaware.export.sink import Payload
-    from hypaware.state.streams import StreamKey
 
 
 class FolderDestination:
@@ -55,11 +50,10 @@ class FolderSink(Sink):
     def __init__(self, settings: SinkSettings) -> None:
         self._destination = FolderDestination(Path(settings.options["folder"]))
         self._can_be_queried = bool(settings.options.get("can_be_queried", True))
-        self._name = str(settings.options.get("destination_id", "")) or None
-        self._address = folder_address(settings)
+        self._found = Destination(folder_address(settings), str(settings.options.get("destination_id", "")) or None)
 
     async def open(self) -> Destination:
-        return Destination(self._address, self._name)
+        return self._found
 
     async def has_chunk(self, chunk: Chunk) -> bool | None:
         return self._path(chunk).exists() if self._can_be_queried else None
@@ -79,17 +73,11 @@ class FolderSink(Sink):
 
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
         assert isinstance(payload, TablePayload)
-        if self._destination.faults.occurs("busy"):
-            raise DestinationBusy("asked to wait", 0.001)
-        if self._destination.faults.occurs("cut"):
-            raise DestinationUnreachable("the connection was cut")
         messages: list[str] = payload.table.column("message_id").to_pylist()
-        if not self._path(chunk).exists():
-            if bad := self._destination.faults.refused_ids() & set(messages):
-                raise ChunkRefused(f"{min(bad)} is refused")
-            self._store(chunk, messages)
-        if self._destination.faults.occurs("lose_answer"):
-            raise DestinationUnreachable("the response was lost")
+        with self._destination.faults.around_send():
+            if not self._path(chunk).exists():
+                self._destination.faults.refuse(messages)
+                self._store(chunk, messages)
         return len(messages)
 
     async def close(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,9 +19,7 @@ from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, coerce_row
 from hypaware.model.row_counts import RowCounts
 from hypaware.state import flushes
 from hypaware.state.flushes import FlushOutcome
-
-if TYPE_CHECKING:
-    from hypaware.state.home_opener import OpenHome
+from hypaware.state.home_opener import OpenHome
 
 DATASET = "ai_gateway_messages"
 
@@ -52,7 +49,10 @@ class SampleLake:
             flush = flushes.reserve_range(connection, DATASET, len(rows))
         seqs = [flush.after + 1 + index for index in range(len(rows))]
         sources = [dataset.source_of(row) for row in coerced]
-        self._write(f"{flush.after:020d}", self._table(coerced, seqs, sources))
+        empty = pa.array([""] * len(rows))
+        internal = {SEQ: pa.array(seqs, pa.int64()), SOURCE: pa.array(sources), ROW_ID: empty, BATCH_ID: empty}
+        lines = [canonical.serialize_row(row)[1] for row in coerced]
+        self._write(f"{flush.after:020d}", table_from_json_lines(_file_schema(), lines, internal))
         high_water = dict(zip(sources, seqs, strict=True))
         with opened.store.transaction() as connection:
             flushes.record_flush(connection, flush, FlushOutcome(high_water, RowCounts(len(rows))))
@@ -95,12 +95,6 @@ class SampleLake:
         found = whole.filter(inside)
         public = [column.name for column in datasets.get(DATASET).columns]
         return found.take(pc.sort_indices(found, sort_keys=[(SEQ, "ascending")])).select([SEQ, *public])
-
-    def _table(self, rows: list[dict[str, object]], seqs: list[int], sources: list[str]) -> pa.Table:
-        lines = [canonical.serialize_row(row)[1] for row in rows]
-        empty = pa.array([""] * len(rows))
-        internal = {SEQ: pa.array(seqs, pa.int64()), SOURCE: pa.array(sources), ROW_ID: empty, BATCH_ID: empty}
-        return table_from_json_lines(_file_schema(), lines, internal)
 
     def _whole(self) -> pa.Table:
         return pa.concat_tables([_file_schema().empty_table(), *map(_read_table, self._files())])

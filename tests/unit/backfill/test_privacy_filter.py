@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hypaware.backfill import dry_run
-from hypaware.backfill.privacy_filter import UNRESTRICTED, ImportPolicy
+from hypaware.backfill.request import UNRESTRICTED, ImportPolicy
 from hypaware.clients import session_hook
 from hypaware.config import Config, PrivacyConfig, RedactionConfig
 from hypaware.home import Home

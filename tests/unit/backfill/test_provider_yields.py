@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from hypaware.backfill.providers import (
-    MaterializerRegistry,
-    ProviderFault,
-    materialize_item,
-    validate_source,
-    validate_yield,
-)
+from hypaware.backfill.providers import MaterializerRegistry, ProviderFault, validate_source, validate_yield
+from hypaware.backfill.request import UNRESTRICTED
+from hypaware.backfill.tasks import ImportContext, SourcePiece, SourceReport
 from hypaware.clients.client import ImportItem, InvalidItem, Materializer, Provenance, ProviderEvent, Source
+from hypaware.clients.reader import SourceSnapshot
+from hypaware.lake.build import BuildResult
+from hypaware.model import datasets
 from hypaware.plugins import Plugin
 
 DATASET = "ai_gateway_messages"
@@ -173,21 +172,27 @@ def test_a_provider_fault_survives_pickling(materializers: MaterializerRegistry)
     assert found.as_json() == fault(None, materializers).as_json()
 
 
+def read_item(item: ImportItem) -> tuple[BuildResult, SourceReport]:
+    context = ImportContext("diary", DATASET, {}, "gateway")
+    piece = SourcePiece(context, 1, 10, SourceSnapshot(Path(FROM.source_path), 1, 1, 1))
+    built, report = BuildResult(), SourceReport(FROM.source_path)
+    materializer = Materializer("diary.page", DATASET, page)
+    dataset, row_filter = datasets.get(DATASET), UNRESTRICTED.row_filter()
+    assert list(piece._item_rows(item, materializer, row_filter, dataset, built, report)) == []
+    return built, report
+
+
 def test_materializing_an_item_counts_skipped_parts() -> None:
-    skipped: Counter[str] = Counter()
+    built, report = read_item(ITEM)
 
-    rows = list(materialize_item(ITEM, Materializer("diary.page", DATASET, page), skipped))
-
-    assert rows == [{"session_id": "monday"}]
-    assert skipped == {"pages": 1}
+    assert [reject.line for reject in built.rejects] == [b'{"session_id":"monday"}'], "a row without a time"
+    assert report.skipped == {"pages": 1}
 
 
 @pytest.mark.hazard(48)
 def test_a_value_that_the_materializer_rejects_fails_the_provider() -> None:
-    materializer = Materializer("diary.page", DATASET, page)
-
     with pytest.raises(ProviderFault, match=r"an item of kind diary\.page: a page has a text") as caught:
-        list(materialize_item(ImportItem(DATASET, "diary.page", {}, FROM), materializer, Counter()))
+        read_item(ImportItem(DATASET, "diary.page", {}, FROM))
 
     assert caught.value.kind == "invalid_yield"
 

@@ -78,7 +78,7 @@ def test_stop_reports_the_rows_left_in_the_spool_and_how_to_commit_them(
     how = "to commit now: hyp flush (otherwise the daemon does it after its next start)\n"
     assert hyp("daemon", "stop")[1] == f"no daemon was running\n3 rows are still in the spool, safe on disk; {how}"
     assert json.loads(hyp("daemon", "stop", "--json")[1]) == {"stopped": False, "spool": {"rows": 3, "segments": 1}}
-    cli_daemon.show_stopped(home, stopped=True, as_document=False)
+    cli_daemon.show_stopped(home, stopped=True)
     assert capfd.readouterr().out == (
         f"the daemon was stopped\n3 rows are still in the spool because the engine is not running, safe on disk; {how}"
     )

@@ -45,14 +45,14 @@ def root() -> None:
 @root.command("boom", examples=["hyp boom failed"])
 @click.argument("how", type=click.Choice(list(ERRORS)))
 @json_option
-def boom(how: str, as_json: bool) -> None:
+def boom(how: str) -> None:
     """Fail."""
     raise ERRORS[how]
 
 
 @root.command("late", examples=["hyp late"])
 @json_option
-def late(as_json: bool) -> None:
+def late() -> None:
     """Fail after the result was printed."""
     output.emit_json({"ok": True})
     raise HypError("too late")
@@ -60,7 +60,7 @@ def late(as_json: bool) -> None:
 
 @root.command("unhealthy", examples=["hyp unhealthy"])
 @json_option
-def unhealthy(as_json: bool) -> int:
+def unhealthy() -> int:
     """Print a negative result."""
     output.emit_json({"ok": False})
     return 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
+from hypaware.cli import output
 from hypaware.cli.main import hyp, main
 
 Capture = pytest.CaptureFixture[str]
@@ -52,8 +53,8 @@ def test_sql_that_starts_with_a_comment_is_not_taken_for_an_option(capfd: Captur
     assert isinstance(query, click.Group)
     sql = query.commands["sql"]
     for question in ("-- by model\nSELECT 1", "--\tx\nSELECT 1", "--\nSELECT 1"):
-        parsed = sql.make_context("sql", [question, "--json"], parent=context).params
-        assert (parsed["statement"].strip(), parsed["as_json"]) == (question, True)
+        with sql.make_context("sql", [question, "--json"], parent=context) as parsed:
+            assert (parsed.params["statement"].strip(), output.wants_json()) == (question, True)
     assert main(["query", "sql", "--nosuch", "SELECT 1"]) == 2
 
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.config import values
-from hypaware.config.load import find_line
+from hypaware.config import find_line, values
 from hypaware.privacy import secret_rules
 
 

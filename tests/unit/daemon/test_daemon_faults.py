@@ -18,8 +18,8 @@ import pytest
 
 from hypaware import config
 from hypaware.config import MaintainConfig
-from hypaware.daemon.export_task import ExportTask
 from hypaware.daemon.status_file import StatusFile
+from hypaware.daemon.tasks import ExportTask
 from hypaware.engine import client
 from hypaware.engine.background import TaskClock, run_periodic_task
 from hypaware.engine.launcher import Engine

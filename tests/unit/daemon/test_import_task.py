@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hypaware.config import ClientConfig, Config
-from hypaware.daemon.import_task import is_client_chosen
+from hypaware.daemon.tasks import is_client_chosen
 from hypaware.engine import client
 from hypaware.home import Home, daemon_process
 from hypaware.spool.reader import summarize_spool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from hypaware.daemon.export_task import ScheduleTimer
+from hypaware.daemon.tasks import ScheduleTimer
 from hypaware.engine.background import Backoff
 
 NOON = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hypaware.daemon import lifecycle, service_file, supervisor
+from hypaware.daemon import lifecycle, supervisor
 from hypaware.daemon.supervisor import Launchd, Systemd
 from hypaware.errors import ConfigError, HypError, NotReady
 from hypaware.home import Home, daemon_process
@@ -25,16 +25,16 @@ from tests.support.fake_supervisors import FakeSupervisors
 from tests.support.processes import eventually
 
 _INSTALL = """
-from hypaware.daemon import service_file
+from hypaware.daemon import lifecycle
 from hypaware.home import Home
 
-service_file.install_service(Home.from_environment())
+lifecycle.install_service(Home.from_environment())
 """
 _UNINSTALL = """
-from hypaware.daemon import service_file
+from hypaware.daemon import lifecycle
 from hypaware.home import Home
 
-service_file.uninstall_service(Home.from_environment())
+lifecycle.uninstall_service(Home.from_environment())
 """
 
 
@@ -78,34 +78,34 @@ def everything(folder: Path) -> set[Path]:
 
 def test_install_replaces_a_daemon_started_by_hand_with_a_supervised_one(home: Home, fakes: FakeSupervisors) -> None:
     by_hand = lifecycle.start_daemon(home, wait=60)
-    pid = service_file.install_service(home)
+    pid = lifecycle.install_service(home)
     assert pid != by_hand
-    assert (daemon_process.running_daemon(home), service_file.started_by(home, pid)) == (pid, "systemd")
-    found = service_file.find_installed_service(home)
+    assert (daemon_process.running_daemon(home), lifecycle.started_by(home, pid)) == (pid, "systemd")
+    found = lifecycle.find_installed_service(home)
     assert found is not None
     assert (found.kind, found.name, found.path, found.is_current) == ("systemd", "hypaware.service", unit(home), True)
     assert list(found.command) == supervisor.hyp_command("daemon", "run")
     assert psutil.Process(pid).environ()["HYP_HOME"] == str(home.root)
 
-    assert service_file.install_service(home) == pid, "a repeated install changes nothing"
+    assert lifecycle.install_service(home) == pid, "a repeated install changes nothing"
     unit(home).write_bytes(unit(home).read_bytes())
-    pid, before = service_file.install_service(home), pid
+    pid, before = lifecycle.install_service(home), pid
     assert pid != before, "a daemon that was started from an older file is restarted"
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: daemon_process.running_daemon(home) is None)
-    assert service_file.service_failure(home) is not None
+    assert lifecycle.service_failure(home) is not None
     requested = len(fakes.calls)
     again = lifecycle.start_daemon(home, wait=60)
     assert "--user start hypaware.service" in fakes.calls[requested:]
-    assert service_file.started_by(home, again) == "systemd"
+    assert lifecycle.started_by(home, again) == "systemd"
     assert lifecycle.stop_daemon(home)
     assert "--user stop --no-block hypaware.service" in fakes.calls[requested:]
 
-    assert service_file.uninstall_service(home)
+    assert lifecycle.uninstall_service(home)
     assert (
         daemon_process.running_daemon(home),
-        service_file.find_installed_service(home),
-        service_file.uninstall_service(home),
+        lifecycle.find_installed_service(home),
+        lifecycle.uninstall_service(home),
     ) == (None, None, False)
     assert [path.name for path in everything(unit(home).parent)] == ["default.target.wants"]
     assert list((unit(home).parent / "default.target.wants").iterdir()) == []
@@ -123,8 +123,8 @@ def test_daemon_is_started_and_stopped_without_a_supervisor_that_does_not_answer
         "the daemon is installed as hypaware.service, but systemd does not answer (Failed to connect to bus: No medium "
         "found); not using it"
     ]
-    assert service_file.started_by(home, pid) == "hand"
-    assert service_file.uninstall_service(home, notify=notices.append)
+    assert lifecycle.started_by(home, pid) == "hand"
+    assert lifecycle.uninstall_service(home, notify=notices.append)
     assert daemon_process.running_daemon(home) is None
     assert not unit(home).exists()
 
@@ -141,17 +141,17 @@ def test_install_without_a_supervisor_writes_nothing_and_names_the_alternative(
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     before = everything(tmp_path / "user")
     with pytest.raises(NotReady) as failed:
-        service_file.install_service(home)
+        lifecycle.install_service(home)
     assert (failed.value.exit_code, failed.value.repair) == (3, ("hyp daemon start",))
     assert f"@reboot HYP_HOME={home.root} {sys.executable} -P -m hypaware.cli daemon start" in failed.value.message
     assert everything(tmp_path / "user") == before
     assert not (tmp_path / "xdg").exists()
-    assert service_file.plan_service(home).why_not is not None
+    assert lifecycle.plan_service(home).why_not is not None
 
 
 def test_dry_run_shows_the_service_file_and_writes_nothing(home: Home, fakes: FakeSupervisors, tmp_path: Path) -> None:
     before = everything(tmp_path / "user")
-    plan = service_file.plan_service(home)
+    plan = lifecycle.plan_service(home)
     assert (plan.path, plan.change, plan.why_not) == (unit(home), "new", None)
     assert plan.text.encode() == Systemd(home).text()
     assert everything(tmp_path / "user") == before
@@ -162,19 +162,19 @@ def test_dry_run_shows_the_service_file_and_writes_nothing(home: Home, fakes: Fa
 def test_foreign_service_file_is_not_changed(home: Home, text: bytes) -> None:
     unit(home).parent.mkdir(parents=True)
     unit(home).write_bytes(text)
-    for step in (service_file.install_service, service_file.uninstall_service, service_file.plan_service):
+    for step in (lifecycle.install_service, lifecycle.uninstall_service, lifecycle.plan_service):
         with pytest.raises(HypError, match="was not written by") as failed:
             step(home)
         assert failed.value.kind == "service_not_ours"
     assert unit(home).read_bytes() == text
-    assert service_file.find_installed_service(home) is None
+    assert lifecycle.find_installed_service(home) is None
 
 
 def test_service_file_of_another_home_is_not_changed(home: Home, tmp_path: Path) -> None:
     unit(home).parent.mkdir(parents=True)
     other = Systemd(Home(tmp_path / "other"))
     unit(home).write_bytes(other.text())
-    assert service_file.find_installed_service(home) is None
+    assert lifecycle.find_installed_service(home) is None
     assert other.name != "hypaware.service"
     assert other.name.startswith("hypaware-")
 
@@ -231,15 +231,15 @@ def test_unit_of_a_removed_installation_is_reported_and_replaced(home: Home, fak
     unit(home).parent.mkdir(parents=True)
     text = Systemd(home).text().replace(sys.executable.encode(), b"/gone/bin/python")
     unit(home).write_bytes(text)
-    found = service_file.find_installed_service(home)
+    found = lifecycle.find_installed_service(home)
     assert found is not None
     assert (found.command[0], found.is_current) == ("/gone/bin/python", False)
-    assert service_file.plan_service(home).change == "replace"
-    service_file.install_service(home)
-    found = service_file.find_installed_service(home)
+    assert lifecycle.plan_service(home).change == "replace"
+    lifecycle.install_service(home)
+    found = lifecycle.find_installed_service(home)
     assert found is not None
     assert found.is_current
-    assert service_file.plan_service(home).change == "none"
+    assert lifecycle.plan_service(home).change == "none"
 
 
 def test_failure_under_a_supervisor_is_reported_with_the_output(
@@ -257,7 +257,7 @@ def test_failure_under_a_supervisor_is_reported_with_the_output(
 def test_invalid_config_is_reported_before_anything_is_written(home: Home) -> None:
     home.config.write_text("version = 1\n[sinks.team]\nkind = 'forwrd'\n")
     with pytest.raises(ConfigError):
-        service_file.install_service(home)
+        lifecycle.install_service(home)
     assert not unit(home).exists()
 
 
@@ -266,7 +266,7 @@ def test_killed_install_can_be_repeated(home: Home, point: str) -> None:
     assert processes.was_killed(processes.run(_INSTALL, home, crash_at=f"daemon.install.{point}"))
     assert unit(home).exists() == (point == "after-write")
     assert {path.name for path in everything(unit(home).parent)} <= {"hypaware.service"}
-    assert service_file.started_by(home, service_file.install_service(home)) == "systemd"
+    assert lifecycle.started_by(home, lifecycle.install_service(home)) == "systemd"
 
 
 @pytest.mark.parametrize("point", ["before-remove", "after-remove"])
@@ -276,19 +276,19 @@ def test_killed_uninstall_can_be_repeated(home: Home, fakes: FakeSupervisors, po
     Systemd(home).enable()
     assert processes.was_killed(processes.run(_UNINSTALL, home, crash_at=f"daemon.uninstall.{point}"))
     assert unit(home).exists() == (point == "before-remove")
-    assert service_file.uninstall_service(home) == (point == "before-remove")
-    assert service_file.find_installed_service(home) is None
+    assert lifecycle.uninstall_service(home) == (point == "before-remove")
+    assert lifecycle.find_installed_service(home) is None
 
 
 def test_install_warns_about_logout_and_shell_variables(home: Home, fakes: FakeSupervisors) -> None:
-    (linger,) = service_file.service_hints(home)
+    (linger,) = lifecycle.service_hints(home)
     assert "loginctl enable-linger" in linger
     (fakes.state / "linger").write_text("yes\n")
-    assert service_file.service_hints(home) == []
+    assert lifecycle.service_hints(home) == []
     home.config.write_text(
         NO_CLIENTS + '[sinks.team]\nkind = "forward"\nurl = "https://host"\ntoken_env = "TEAM_TOKEN"\n'
     )
-    (variables,) = service_file.service_hints(home)
+    (variables,) = lifecycle.service_hints(home)
     assert "TEAM_TOKEN" in variables
 
 
@@ -302,9 +302,9 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("mac")
 def test_launchd_agent_starts_at_login_and_restarts_after_a_failure(home: Home, fakes: FakeSupervisors) -> None:
-    pid = service_file.install_service(home)
-    assert service_file.started_by(home, pid) == "launchd"
-    found = service_file.find_installed_service(home)
+    pid = lifecycle.install_service(home)
+    assert lifecycle.started_by(home, pid) == "launchd"
+    found = lifecycle.find_installed_service(home)
     assert found is not None
     assert found.path == home.root.parent / "Library" / "LaunchAgents" / "io.hypaware.daemon.plist"
     assert (found.name, found.is_current) == ("io.hypaware.daemon", True)
@@ -313,11 +313,11 @@ def test_launchd_agent_starts_at_login_and_restarts_after_a_failure(home: Home, 
     assert (agent["RunAtLoad"], agent["KeepAlive"]) == (True, {"SuccessfulExit": False})
     assert agent["EnvironmentVariables"]["HYP_HOME"] == str(home.root)
     assert Path(agent["StandardErrorPath"]).parent.is_dir()
-    assert service_file.install_service(home) == pid, "a repeated install changes nothing"
+    assert lifecycle.install_service(home) == pid, "a repeated install changes nothing"
     assert lifecycle.stop_daemon(home)
     assert f"bootout gui/{os.getuid()}/io.hypaware.daemon" in fakes.calls
-    assert service_file.started_by(home, lifecycle.start_daemon(home, wait=60)) == "launchd"
-    assert service_file.uninstall_service(home)
+    assert lifecycle.started_by(home, lifecycle.start_daemon(home, wait=60)) == "launchd"
+    assert lifecycle.uninstall_service(home)
     assert (daemon_process.running_daemon(home), found.path.exists()) == (None, False)
 
 
@@ -328,7 +328,7 @@ def test_foreign_agent_is_not_changed(home: Home, text: bytes) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(text)
     with pytest.raises(HypError, match="was not written by"):
-        service_file.install_service(home)
+        lifecycle.install_service(home)
     assert path.read_bytes() == text
 
 

@@ -23,7 +23,7 @@ import pytest
 from hypaware import config, errors
 from hypaware.engine import client, launcher
 from hypaware.engine.jobs import load_job_table
-from hypaware.engine.lake_owner import LakeOwner, make_spark_opener
+from hypaware.engine.lake_owner import LakeOwner, start_spark
 from hypaware.engine.protocol import JobConnection, Message, hello_message
 from hypaware.engine.server import JobServer
 from hypaware.home import Home
@@ -251,7 +251,7 @@ def test_an_engine_that_is_ending_refuses_every_job(engine: EngineOfTests) -> No
     """A caller may have been greeted just before. Its job must not be started and then interrupted."""
     jobs = load_job_table("tests.support.engine_jobs")
     current = config.load(engine.home)
-    owner = LakeOwner(engine.home, make_spark_opener(engine.home, current.engine), jobs.on_open)
+    owner = LakeOwner(engine.home, lambda: start_spark(engine.home, current.engine), jobs.on_open)
     server = JobServer(engine.home, jobs, lambda: current, owner, launcher.engine_log(engine.home))
     ours, theirs = socket.socketpair()
     with JobConnection(ours) as connection:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypaware.export.rows import cut_chunks, halve_chunk, missing_chunks
 from hypaware.export.sink import ChunkLimits, LinesPayload, StreamCoverage, make_chunk
 from hypaware.home.identity import Identity
-from hypaware.state.intents import PlannedChunk
-from hypaware.state.streams import StreamKey
+from hypaware.state.streams import PlannedChunk, StreamKey
 
 KEY = StreamKey("team", "ai_gateway_messages", "claude")
 

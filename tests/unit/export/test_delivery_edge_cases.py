@@ -17,9 +17,10 @@ from hypaware.config.schema import Config, SinkConfig
 from hypaware.errors import HypError, Retryable
 from hypaware.export import dead_letter_rows, retry, round, sink_registry, stream_destination, stream_locks
 from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
-from hypaware.export.report import SinkReport
 from hypaware.export.round import _Prefetch
+from hypaware.export.rows import RowSource
 from hypaware.export.sink import Chunk, ChunkLimits, Destination, Payload, Sink, StreamCoverage
+from hypaware.export.status import SinkReport
 from hypaware.home import Home
 from hypaware.lake.read import RowPage
 from hypaware.state import dead_letters, flushes, mirror, store, streams
@@ -80,7 +81,7 @@ class DeliveryCase:
     def forget_deliveries(self) -> None:
         """Put the state into the condition after a loss of state and mirror: the delivery record is gone."""
         with self.opened.store.transaction() as connection:
-            mirror.mark_all_unknown(connection)
+            mirror.mark_unknown(connection, streams.list_streams(connection))
             known = store.load_identity(connection)
             assert known is not None
             store.save_identity(connection, known.next_incarnation(flushes.next_sequence(connection) - 1))
@@ -357,7 +358,7 @@ def test_a_sink_that_fails_anywhere_does_not_block_other_sinks(case: DeliveryCas
     assert [(stream.key.source, bool(stream.error)) for stream in broken.streams] == [("claude", where != "close")]
     lock = stream_locks.try_lock_stream(case.home, replace(KEY, sink="broken"))
     assert lock is not None
-    lock.release()
+    lock.close()
 
 
 def test_a_failure_that_cannot_be_recorded_releases_the_lock(case: DeliveryCase) -> None:
@@ -373,7 +374,7 @@ def test_a_failure_that_cannot_be_recorded_releases_the_lock(case: DeliveryCase)
     for source in ("claude", "codex"):
         lock = stream_locks.try_lock_stream(case.home, replace(KEY, source=source))
         assert lock is not None
-        lock.release()
+        lock.close()
     assert case.deliver(config)[0].status == "ok"
     assert case.arrived("there") == list(range(9))
 
@@ -381,7 +382,11 @@ def test_a_failure_that_cannot_be_recorded_releases_the_lock(case: DeliveryCase)
 @pytest.mark.hazard(29)
 @pytest.mark.parametrize("requested", [1e18, float("inf"), 86_401.0])
 def test_a_retry_after_of_years_is_cut_to_a_day(requested: float) -> None:
-    assert retry.time_after(retry.busy_delay(requested, 0)) <= retry.time_after(86_400.0)
+    stopped = [retry.DeliveryStopped("", "", delay) for delay in (retry.busy_delay(requested, 0), 86_400.0)]
+    asked, longest = map(retry.retry_time, stopped)
+    assert asked is not None
+    assert longest is not None
+    assert asked <= longest
 
 
 @pytest.mark.hazard(29)
@@ -396,7 +401,8 @@ def test_a_cancellation_is_not_swallowed_while_the_prefetch_is_closed() -> None:
             raise AssertionError("it waits forever")
 
     async def closes() -> None:
-        ahead = _Prefetch(Slow(), mock.Mock(), mock.Mock(spec=Sink, limits=ChunkLimits(3, 100)), KEY, 10)  # type: ignore[arg-type]
+        sink = mock.Mock(spec=Sink, limits=ChunkLimits(3, 100))
+        ahead = _Prefetch(RowSource(Slow(), mock.Mock(), sink, KEY), 10)  # type: ignore[arg-type]
         ahead.start(0)
         await asyncio.sleep(0)
         await ahead.close()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.export import ndjson
+from hypaware.export import encoders
 from hypaware.model import canonical
 from hypaware.model.columns import Column, ColumnType
 from hypaware.model.datasets import Dataset, coerce_row
@@ -57,7 +57,7 @@ def some_of(dataset: Dataset) -> st.SearchStrategy[dict[str, Any]]:
 
 def encoded(coerced: list[dict[str, Any]], dataset: Dataset = MESSAGES) -> list[bytes]:
     json_columns = {column.name for column in dataset.columns if column.type is ColumnType.JSON}
-    return list(ndjson.encode_ndjson(table(coerced, dataset), json_columns).lines)
+    return list(encoders.encode_ndjson(table(coerced, dataset), json_columns).lines)
 
 
 def received(lines: list[bytes], dataset: Dataset = MESSAGES) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ def test_a_row_is_one_line_without_integers_that_javascript_cannot_represent(raw
 
 
 def safe_number(digits: str) -> int:
-    assert abs(int(digits)) <= ndjson.MAX_SAFE_INTEGER
+    assert abs(int(digits)) <= encoders.MAX_SAFE_INTEGER
     return int(digits)
 
 
@@ -139,7 +139,7 @@ def test_json_with_line_feeds_remains_one_line() -> None:
     """An imported lake may hold JSON in another notation."""
     rows_of_others = pa.table({"json": ['{\n "a": 1\n}', "not\njson", "[1]"]})
 
-    lines = ndjson.encode_ndjson(rows_of_others, {"json"}).lines
+    lines = encoders.encode_ndjson(rows_of_others, {"json"}).lines
 
     assert [json.loads(line) for line in lines] == [{"json": '{\n "a": 1\n}'}, {"json": "not\njson"}, {"json": [1]}]
     assert all(line.count(b"\n") == 1 for line in lines)
@@ -163,20 +163,20 @@ def test_the_lines_do_not_depend_on_arrow_chunks(monkeypatch: pytest.MonkeyPatch
         )
     )
 
-    monkeypatch.setattr(ndjson, "_BLOCK_ROWS", 64)
-    assert list(ndjson.encode_ndjson(in_pieces, json_columns).lines) == whole
-    assert list(ndjson.encode_ndjson(large, json_columns).lines) == whole
-    assert list(ndjson.encode_ndjson(in_pieces.slice(33, 150), json_columns).lines) == whole[33:183]
-    monkeypatch.setattr(ndjson, "_BLOCK_BYTES", 1)
-    assert list(ndjson.encode_ndjson(in_pieces, json_columns).lines) == whole
+    monkeypatch.setattr(encoders, "_LINES_BLOCK_ROWS", 64)
+    assert list(encoders.encode_ndjson(in_pieces, json_columns).lines) == whole
+    assert list(encoders.encode_ndjson(large, json_columns).lines) == whole
+    assert list(encoders.encode_ndjson(in_pieces.slice(33, 150), json_columns).lines) == whole[33:183]
+    monkeypatch.setattr(encoders, "_LINES_BLOCK_BYTES", 1)
+    assert list(encoders.encode_ndjson(in_pieces, json_columns).lines) == whole
 
 
 def test_an_empty_table_gives_no_lines() -> None:
-    assert list(ndjson.encode_ndjson(table(stored([rows.row(1)])).slice(0, 0), ()).lines) == []
+    assert list(encoders.encode_ndjson(table(stored([rows.row(1)])).slice(0, 0), ()).lines) == []
 
 
 def test_sizes_equal_the_lengths_of_the_lines() -> None:
-    payload = ndjson.encode_ndjson(table(stored(rows.rows(5))), {"attributes"})
+    payload = encoders.encode_ndjson(table(stored(rows.rows(5))), {"attributes"})
 
     assert sum(payload.sizes) == len(b"".join(payload.lines))
     assert payload.slice(1, 3).lines == payload.lines[1:3]
@@ -184,4 +184,4 @@ def test_sizes_equal_the_lengths_of_the_lines() -> None:
 
 def test_an_unsupported_type_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="column x has the unsupported type double"):
-        ndjson.encode_ndjson(pa.table({"x": [1.5]}), ())
+        encoders.encode_ndjson(pa.table({"x": [1.5]}), ())

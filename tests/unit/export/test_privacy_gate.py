@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.export.privacy_gate import PrivacyGate, exportable_mask, redact_table
+from hypaware.export.rows import PrivacyGate, exportable_mask, redact_table
 from hypaware.home import Home
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 from hypaware.privacy.policy import PrivacyPolicy
@@ -69,7 +69,7 @@ def test_gated_rows_contain_no_excluded_rows_and_no_secrets_and_are_counted(home
     assert found.schema == table.schema
     assert gate_report.withheld == (1,)
     assert gate_report.secrets == {2: {"github-token": 1, "assigned-secret": 1}, 3: {"github-token": 1}}
-    assert (gate_report.slice(2, 3).withheld, gate_report.slice(2, 3).rules) == ((), {"github-token": 1})
+    assert (gate_report.slice(2, 3).withheld, gate_report.slice(2, 3).secrets) == ((), {3: {"github-token": 1}})
     assert not gate.still_allowed(table)
     assert gate.still_allowed(found)
     (tmp_path / "here/.hypignore").unlink()

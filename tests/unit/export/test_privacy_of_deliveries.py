@@ -21,13 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypaware.config import Config, PrivacyConfig, RedactionConfig, SinkConfig
-from hypaware.export import dead_letter_rows, privacy_gate, stream_destination
+from hypaware.export import dead_letter_rows, rows, stream_destination
 from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
-from hypaware.export.report import StreamReport
+from hypaware.export.status import StreamReport
 from hypaware.home import Home
 from hypaware.privacy import folder_memory, ignored_sessions
 from hypaware.privacy.policy import PrivacyPolicy
-from hypaware.state import dead_letters, intents, streams
+from hypaware.state import dead_letters, streams
 from hypaware.state.home_opener import open_home
 from hypaware.testing import fault_injection
 from hypaware.testing.folder_sink import FOLDER, FolderDestination
@@ -109,7 +109,7 @@ class Site:
         return [row["message_id"] for row in self.shown()]
 
     def shown(self) -> list[dict[str, Any]]:
-        gate = privacy_gate.make_gate(self.home, self.config)
+        gate = rows.make_gate(self.home, self.config)
         with closing((opened := open_home(self.home)).store):
             letters = dead_letter_rows.list_letters(opened.store)
             return [row for each in letters for row in dead_letter_rows.read_rows(opened.store, each, _no_lake, gate)]
@@ -117,7 +117,7 @@ class Site:
     def is_drained(self) -> bool:
         with closing((opened := open_home(self.home)).store), opened.store.reading() as connection:
             (stream,) = [each for each in streams.list_streams(connection) if each.key.sink == "ids"]
-            return stream.watermark == len(self.committed) and intents.load_intent(connection, stream.key) is None
+            return stream.watermark == len(self.committed) and streams.load_intent(connection, stream.key) is None
 
     def words(self) -> str:
         return "".join(

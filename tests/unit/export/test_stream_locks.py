@@ -92,22 +92,22 @@ def test_a_waiting_process_gets_the_lock_when_it_is_released(home: Home) -> None
     thread = threading.Thread(target=wait)
     thread.start()
     waiting.wait()
-    held.release()
+    held.close()
     thread.join()
     assert got == [True]
-    held.release()
+    held.close()
     assert lock_path(home, KEY).read_bytes() == b"", "a former holder is not named"
 
 
 def test_releasing_a_lock_twice_does_not_release_another_lock(home: Home) -> None:
     first = try_lock_stream(home, KEY)
     assert first is not None
-    first.release()
+    first.close()
     second = try_lock_stream(home, KEY)
-    first.release()
+    first.close()
     assert second is not None
     assert try_lock_stream(home, KEY) is None
-    second.release()
+    second.close()
 
 
 @pytest.mark.hazard(25)

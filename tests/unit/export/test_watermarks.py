@@ -10,7 +10,7 @@ import pytest
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.export.driver import DeliveryOptions, Driver
 from hypaware.home import Home
-from hypaware.state import intents, streams
+from hypaware.state import streams
 from hypaware.state.streams import StreamKey
 from hypaware.testing import fault_injection
 from hypaware.testing.contract import SINK, SinkHome
@@ -60,7 +60,7 @@ def test_a_watermark_only_rises(site: SinkHome) -> None:
         site.deliver()
         with site.opened() as opened, opened.store.transaction() as connection:
             streams.raise_watermark(connection, KEY, 7)
-            assert intents.load_intent(connection, KEY) is None
+            assert streams.load_intent(connection, KEY) is None
         assert _watermark(site) == 20
 
 

@@ -290,13 +290,13 @@ def test_a_binary_body_does_not_block_other_exchanges(home: Home) -> None:
 
 def test_a_message_that_does_not_fit_is_kept_with_the_rejects() -> None:
     good = {"provider": "p", "session_id": "s", "client_name": "c", "message_id": "m"}
-    found = exchange_writer.coerce_messages(
+    native, fallback, rejected = exchange_writer.coerce_messages(
         [{**good, "message_index": 2**40}, {**good, "content_text": "\ud800"}], "gateway-1"
     )
 
-    assert found.rejected == ["column message_index", "column content_text"]
-    assert found.native == [{**good, "message_index": 2**40}], "the flush rejects it with the reason"
-    assert found.fallback == []
+    assert rejected == ["column message_index", "column content_text"]
+    assert native == [{**good, "message_index": 2**40}], "the flush rejects it with the reason"
+    assert fallback == []
 
 
 def test_a_raw_row_with_a_body_that_does_not_fit_is_kept_without_it() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hypaware.errors import ConfigError, NotReady
-from hypaware.gateway import upstreams
+from hypaware.gateway import routes as gateway_routes
 from hypaware.gateway.routes import Route, Routes
 from hypaware.gateway.server import open_socket
 from tests.support.live_gateway import ClientConnection, KeptExchanges, LiveGateway, post
@@ -71,10 +71,10 @@ def test_ssl_cert_file_adds_to_the_system_authorities(kept: KeptExchanges, tmp_p
         with LiveGateway(routes, kept, tmp_path, environment={"SSL_CERT_FILE": str(stub.ca_file)}) as gateway:
             head, _ = gateway.request(post())
 
-        own = upstreams.build_tls_context({"SSL_CERT_FILE": str(stub.ca_file)})
+        own = gateway_routes.build_tls_context({"SSL_CERT_FILE": str(stub.ca_file)})
 
     assert head.startswith(b"HTTP/1.1 200")
-    usual = upstreams.build_tls_context({})
+    usual = gateway_routes.build_tls_context({})
     assert own.cert_store_stats()["x509_ca"] > usual.cert_store_stats()["x509_ca"]
     assert own.verify_mode == ssl.CERT_REQUIRED
 
@@ -446,6 +446,6 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
     ],
 )
 def test_the_environment_selects_the_proxy(url: str, environment: dict[str, str], expected: str | None) -> None:
-    found = upstreams.find_proxy(url, environment)
+    found = gateway_routes.find_proxy(url, environment)
 
     assert (found.url if found else None) == expected

@@ -37,7 +37,7 @@ def record_exchange(recorder: Recorder, request: bytes = b"{}", *answer: bytes, 
     capture.request.add(request)
     capture.status, capture.response_headers = 200, [("c", "d")]
     for chunk in answer:
-        capture.add_response_bytes(chunk)
+        capture.response.add(chunk)
     capture.finish(error)
 
 
@@ -111,9 +111,9 @@ def test_memory_is_bounded_across_exchanges_and_released(tmp_path: Path) -> None
             captures = [ExchangeCapture(recorder, ROUTE, "POST", "/", []) for _ in range(10)]
             for _ in range(20):
                 for capture in captures:
-                    capture.add_response_bytes(b"y" * 1000)
-                eventually(lambda: recorder.spill.budget.reserve(30_000))
-                recorder.spill.budget.release(30_000)
+                    capture.response.add(b"y" * 1000)
+                eventually(lambda: recorder.spill.reserve(30_000))
+                recorder.spill.release(30_000)
             for capture in captures:
                 capture.finish()
         found = kept.wait(30)
@@ -121,7 +121,7 @@ def test_memory_is_bounded_across_exchanges_and_released(tmp_path: Path) -> None
     assert {len(response) for _, _, response in found} == {20_000}
     assert all(each.response.complete for each, _, _ in found)
     assert any(isinstance(each.response.content, Path) for each, _, _ in found)
-    assert recorder.spill.budget.reserve(limits.total_in_memory), "all memory was released"
+    assert recorder.spill.reserve(limits.total_in_memory), "all memory was released"
 
 
 @pytest.mark.hazard(57)
@@ -132,7 +132,7 @@ def test_a_slow_disk_costs_the_recording_and_not_the_stream(tmp_path: Path) -> N
         recorder.spill.queue.put(lambda: eventually(stuck.is_set))
         capture = ExchangeCapture(recorder, ROUTE, "POST", "/", [])
         for _ in range(100):
-            capture.add_response_bytes(b"z" * 90)
+            capture.response.add(b"z" * 90)
         stuck.set()
         capture.finish()
 
@@ -290,7 +290,7 @@ def test_bytes_after_the_end_are_ignored(tmp_path: Path) -> None:
 
     found, request, _ = kept.only()
     assert (request, found.request.size, found.request.complete) == (b"early", 5, True)
-    assert recorder.spill.budget.reserve(SMALL.total_in_memory)
+    assert recorder.spill.reserve(SMALL.total_in_memory)
 
 
 def test_a_client_that_is_not_recorded_leaves_no_trace(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_client_that_is_not_recorded_leaves_no_trace(tmp_path: Path) -> None:
             recorder, Route("a", "/", "https://x", "x", client="claude", recorded=False), "POST", "/", []
         )
         capture.request.add(b"a" * 500)
-        capture.add_response_bytes(b"b" * 500)
+        capture.response.add(b"b" * 500)
         assert list(tmp_path.iterdir()) == []
         capture.finish()
 

@@ -56,7 +56,7 @@ def exchange_rows(name: str, stored: list[str], size: int = 10) -> ExchangeRows:
 def test_queued_exchanges_are_stored_together_raw_rows_first() -> None:
     disk, lost, stored = Disk(), LostCounter(), list[str]()
     disk.may_go_on.clear()
-    writer = SpoolWriter(disk, lost, retry_seconds=(0.001,))
+    writer = SpoolWriter(disk.append_coerced, lost, retry_seconds=(0.001,))
     writer.add(exchange_rows("a", stored))
     eventually(lambda: disk.tries == 1)
     for name in "bcd":
@@ -78,7 +78,7 @@ def test_a_temporarily_full_disk_gets_each_row_once() -> None:
     disk, lost, stored = Disk(), LostCounter(), list[str]()
     failures = iter([True, True, False])
     disk.refusing = lambda dataset, _rows: Retryable("full") if dataset == MESSAGES and next(failures, False) else None
-    writer = SpoolWriter(disk, lost, retry_seconds=(0.001,))
+    writer = SpoolWriter(disk.append_coerced, lost, retry_seconds=(0.001,))
     writer.add(exchange_rows("b", stored))
     eventually(lambda: stored == ["b"])
     writer.close()
@@ -92,7 +92,7 @@ def test_a_temporarily_full_disk_gets_each_row_once() -> None:
 def test_closing_does_not_wait_for_a_full_disk_and_counts_the_loss() -> None:
     disk, lost, stored = Disk(), LostCounter(), list[str]()
     disk.refusing = lambda _dataset, _rows: Retryable("full")
-    writer = SpoolWriter(disk, lost, retry_seconds=(0.001,))
+    writer = SpoolWriter(disk.append_coerced, lost, retry_seconds=(0.001,))
     writer.add(exchange_rows("a", stored))
     eventually(lambda: disk.tries > 2)
     for number in range(MAX_ENTRIES):
@@ -117,7 +117,7 @@ def test_an_attempt_that_began_before_closing_is_not_the_last() -> None:
         return error
 
     disk.refusing = refusing
-    writer = SpoolWriter(disk, lost, retry_seconds=(0.001,))
+    writer = SpoolWriter(disk.append_coerced, lost, retry_seconds=(0.001,))
     writer.add(exchange_rows("a", stored))
     eventually(lambda: stored or lost.count)
     writer.close()
@@ -128,7 +128,7 @@ def test_an_exchange_with_a_permanent_error_is_lost_alone() -> None:
     disk, lost, stored = Disk(), LostCounter(), list[str]()
     disk.refusing = lambda _dataset, rows: ValueError("no") if any(row["id"] == "bad" for row in rows) else None
     disk.may_go_on.clear()
-    writer = SpoolWriter(disk, lost, retry_seconds=(0.001,))
+    writer = SpoolWriter(disk.append_coerced, lost, retry_seconds=(0.001,))
     writer.add(exchange_rows("first", stored))
     eventually(lambda: disk.tries == 1)
     for name in ("good", "bad", "better"):
@@ -143,7 +143,7 @@ def test_an_exchange_with_a_permanent_error_is_lost_alone() -> None:
 def test_the_queue_is_bounded_in_bytes() -> None:
     disk, lost, stored = Disk(), LostCounter(), list[str]()
     disk.may_go_on.clear()
-    writer = SpoolWriter(disk, lost, retry_seconds=(0.001,))
+    writer = SpoolWriter(disk.append_coerced, lost, retry_seconds=(0.001,))
     writer.add(exchange_rows("first", stored))
     eventually(lambda: disk.tries == 1)
     writer.add(exchange_rows("large", stored, size=exchange_writer.MAX_BYTES))

@@ -11,7 +11,7 @@ import pytest
 from hypaware.daemon import lifecycle
 from hypaware.errors import NotReady, Retryable
 from hypaware.home import Home
-from hypaware.spool import active, segments
+from hypaware.spool import segments
 from hypaware.spool.reader import read_spooled_rows
 from hypaware.spool.writer import SealRule, Spool
 from hypaware.state import flushes
@@ -67,7 +67,7 @@ def test_a_seal_on_a_full_disk_loses_nothing(home: Home, disk: SmallDisk) -> Non
         spool.seal()
         disk.make_room()
     folder = segments.spool_folder(home, DATASET)
-    active.repair_orphans(folder)
+    segments.repair_orphans(folder)
     assert [segment.rows for segment in segments.list_sealed_segments(folder)] == [5]
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from hypaware.config import FlushConfig
 from hypaware.errors import HypError, LakeError, Retryable
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import build, key_index, row_keys
-from hypaware.lake.flush import FlushLimits
 from hypaware.lake.key_index import KeyIndex
 from hypaware.lake.prepare import MAX_SHARED_ATTEMPTS
 from hypaware.model import canonical, datasets
@@ -90,7 +90,7 @@ def test_of_two_rows_with_the_same_key_in_one_flush_the_lower_sequence_is_kept(h
 def test_a_large_spool_takes_several_bounded_flushes_that_do_not_split_segments(home: Home) -> None:
     for start in range(0, 50, 10):
         append(home, rows(10, start=start))
-    flush(home, FlushLimits(max_rows=20))
+    flush(home, FlushConfig(max_rows=20))
     by_flush: dict[str, list[int]] = {}
     for row in read_lake(home, DATASET):
         by_flush.setdefault(row[BATCH_ID], []).append(row[SEQ])
@@ -249,7 +249,7 @@ def test_a_row_of_another_flush_in_the_same_range_is_not_mistaken_for_ours(home:
     with closing(LightLake(home)) as lake:
         table = lake.table(datasets.get(DATASET))
         other_flush = flushes.Flush("another-flush", DATASET, 0, 10, ())
-        assert table.find_flush(other_flush) is None
+        assert table.find_flush(other_flush) == {}
 
 
 @pytest.mark.hazard(73)

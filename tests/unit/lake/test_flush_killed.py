@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hypaware.config import FlushConfig
 from hypaware.faults import list_crash_points
 from hypaware.home import Home
-from hypaware.lake.flush import FlushLimits
 from hypaware.model.datasets import SEQ
 from hypaware.spool import segments
 from hypaware.spool.writer import Spool
@@ -93,7 +93,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> PreparedHome:
 def test_a_flush_killed_at_any_point_leaves_every_row_once(kept: PreparedHome, point: str, times: int) -> None:
     """Without recovery, rows would be missing or be added again under new sequences."""
     home = kept.restored()
-    lived = run_in_child(lambda: (flush(home, FlushLimits(max_rows=20)), None)[1], crash_at=f"{point}:{times}")
+    lived = run_in_child(lambda: (flush(home, FlushConfig(max_rows=20)), None)[1], crash_at=f"{point}:{times}")
     assert not lived or times > 1, "the crash point was not reached"
     flush(home)
     check_exactly_once(home, [f"{row['message_id']}#0" for row in [*OLD, *NEW]])
@@ -142,7 +142,7 @@ def test_a_flush_killed_repeatedly_still_commits_every_row_once(home: Home) -> N
     spoil(home)
     for times in range(1, 12):
         for point in ("state.commit.after-commit", "lake.commit.after-commit", "iceberg.fsync.before-fsync"):
-            run_in_child(lambda: (flush(home, FlushLimits(max_rows=15)), None)[1], crash_at=f"{point}:{1 + times % 3}")
+            run_in_child(lambda: (flush(home, FlushConfig(max_rows=15)), None)[1], crash_at=f"{point}:{1 + times % 3}")
     flush(home)
     check_exactly_once(home, [f"{row['message_id']}#0" for row in rows])
 

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from hypaware.config import FlushConfig
 from hypaware.faults import list_crash_points
 from hypaware.home import Home
-from hypaware.lake.flush import FlushLimits
 from hypaware.model.datasets import SEQ
 from hypaware.spool.writer import Spool
 from hypaware.state.home_opener import open_home
@@ -122,7 +122,7 @@ class SpoolAndFlush(RuleBasedStateMachine):
             assert list((self.home.spool / DATASET / "rejected").glob("*.jsonl")) == []
 
     def _flush(self, rows: int) -> None:
-        flush(self.home, FlushLimits(max_rows=rows))
+        flush(self.home, FlushConfig(max_rows=rows))
 
     def _remove(self, name: str) -> None:
         for suffix in ("", "-wal", "-shm"):

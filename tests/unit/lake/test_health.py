@@ -12,7 +12,7 @@ from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import health
-from hypaware.maintain import generation
+from hypaware.maintain import rebuild
 from tests.support.light_home import DATASET, append, flush
 from tests.support.rows import rows
 
@@ -76,4 +76,4 @@ def test_a_live_table_is_not_an_old_generation_when_its_home_is_reached_through_
     left = home.warehouse / metadata.NAMESPACE / f"{DATASET}-0123abcd"
     left.mkdir()
     for reached in (home, Home(tmp_path / "link")):
-        assert [folder.name for folder in generation.find_abandoned(reached, DATASET)] == [left.name]
+        assert [folder.name for folder in rebuild.find_abandoned(reached, DATASET)] == [left.name]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from hypaware.config import FlushConfig
 from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import parquet
 from hypaware.lake import read as lake_read
-from hypaware.lake.flush import FlushLimits
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ, coerce_row
 from hypaware.state.home_opener import open_home
@@ -35,7 +35,7 @@ def _filled(home: Home) -> None:
             raw["client_name"] = ("claude", "codex")[place % 2]
             raw["message_created_at"] = f"2026-11-{1 + place % 3:02d}T00:00:{start % 60:02d}Z"
         append(home, mixed)
-        flush(home, FlushLimits(max_rows=5))
+        flush(home, FlushConfig(max_rows=5))
 
 
 def test_every_range_contains_exactly_its_rows_in_order(home: Home) -> None:

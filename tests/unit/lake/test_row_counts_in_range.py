@@ -59,19 +59,19 @@ def test_only_row_groups_that_cross_an_end_of_the_range_are_read(
         change.set_properties({"write.parquet.row-group-limit": "100"})
     append(table, {"claude": list(range(1, 1001))})
     append(table, {"claude": list(range(1001, 2001))})
-    read: list[tuple[str, int]] = []
-    original = pq.ParquetFile.read_row_group
+    read: list[tuple[str, list[int]]] = []
+    original = pq.ParquetFile.read_row_groups
 
-    def counted(self: pq.ParquetFile, place: int, *args: Any, **options: Any) -> Any:
-        read.append((str(options["columns"]), place))
-        return original(self, place, *args, **options)
+    def counted(self: pq.ParquetFile, places: list[int], *args: Any, **options: Any) -> Any:
+        read.append((str(options["columns"]), places))
+        return original(self, places, *args, **options)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counted)
     assert count_rows_between(home, DATASET, "claude", 0, 2000) == 2000
     assert count_rows_between(home, DATASET, "claude", 1000, 2000) == 1000
     assert read == []
     assert count_rows_between(home, DATASET, "claude", 250, 1000) == 750
-    assert read == [("['_hyp_ingest_seq']", 2)]
+    assert read == [("['_hyp_ingest_seq']", [2])]
 
 
 def test_rows_without_a_sequence_are_in_no_range(home: Home, table: Any) -> None:

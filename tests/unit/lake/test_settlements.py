@@ -17,8 +17,8 @@ from hypaware.faults import list_crash_points
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import health, key_index
+from hypaware.lake.dedupe import check_file_row_ids
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.scan import check_file_row_ids
 from hypaware.lake.table import TableChange
 from hypaware.maintain import compact_plan
 from hypaware.maintain.context import MaintenanceContext
@@ -314,8 +314,8 @@ def test_a_native_row_whose_live_row_was_removed_is_added_itself(home: Home) -> 
     """For instance, a rebuild could not read the file with the live row."""
     _settled(home)
     lake = SmallFiles(home)
-    with lake.work() as work:
-        work.commit(TableChange("rebuild", lake.files()))
+    with lake.work() as work, work.lock_table() as table:
+        table.replace_files(TableChange("rebuild", lake.files()))
     compact(home)
     assert health.list_settlements(home, DATASET) == []
     flush(home)
@@ -331,8 +331,8 @@ def _without_its_row(home: Home) -> None:
     append(home, [Part(0, text="text of the lost row").native()])
     flush(home)
     lake = SmallFiles(home)
-    with lake.work() as work:
-        work.commit(TableChange("rebuild", [file for file in lake.files() if file.max_seq == 1]))
+    with lake.work() as work, work.lock_table() as table:
+        table.replace_files(TableChange("rebuild", [file for file in lake.files() if file.max_seq == 1]))
 
 
 def test_rows_returned_to_the_spool_are_committed_once_after_a_kill_at_any_point(home: Home) -> None:

@@ -18,8 +18,8 @@ import pytest
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.errors import Cancelled, HypError, NotReady
 from hypaware.export.driver import DeliveryOptions, Driver
-from hypaware.export.report import SinkReport
 from hypaware.export.rows import LakeRowReader
+from hypaware.export.status import SinkReport
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import locks

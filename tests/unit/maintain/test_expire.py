@@ -162,7 +162,7 @@ def test_files_of_the_previous_commit_stay(lake: SmallFiles) -> None:
     assert fsync.find_damage(entry.previous) is None
     entry.metadata.write_bytes(b"")
     (stepped,) = fsync.roll_back_damaged(lake.home, {})
-    assert stepped.table == DATASET
+    assert stepped == DATASET
     assert lake.rows() == before
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypaware.config import Config
 from hypaware.lake import locks, snapshots
 from hypaware.maintain import compact_plan
-from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
+from hypaware.maintain.context import MaintenanceContext
 from hypaware.maintain.jobs import STEPS, dry_run_report, run_steps
 from hypaware.model import datasets
 from hypaware.state.home_opener import open_home
@@ -46,11 +46,10 @@ class Site:
         return found
 
     def run(self, only: str | None = None, force: bool = False) -> dict[str, Any]:
-        home, report = self.lake.home, MaintenanceReport(DATASET)
+        home = self.lake.home
         with closing(open_home(home).store) as store, closing(LightLake(home)) as light, locks.track_job():
             context = MaintenanceContext(home, config(), store, light, datasets.get(DATASET), self.now, force=force)
-            run_steps(context, STEPS[only], report)
-        return report.as_json()
+            return run_steps(context, STEPS[only])
 
 
 def fill(lake: SmallFiles, now: datetime) -> None:

@@ -19,19 +19,19 @@ from hypaware.config.schema import SinkConfig
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import tombstones
+from hypaware.lake.dedupe import scan_table_keys
 from hypaware.lake.key_index import KeyIndex
 from hypaware.lake.row_keys import unpack_keys
-from hypaware.lake.scan import scan_table_keys
 from hypaware.lake.table import NotCommitted, TableChange
-from hypaware.maintain.purge import spool
+from hypaware.maintain.purge import copies
 from hypaware.maintain.purge.run import plan_purge
 from hypaware.maintain.purge.selector import PurgeSelector, SelectorKind
 from hypaware.model.datasets import SEQ
 from hypaware.spool import segments
 from hypaware.spool.writer import Spool
-from hypaware.state import dead_letters, intents, sources, streams
+from hypaware.state import dead_letters, flushes, streams
+from hypaware.state.flushes import SourceCheckpoint
 from hypaware.state.home_opener import open_home
-from hypaware.state.sources import SourceCheckpoint
 from hypaware.state.streams import StreamKey
 from hypaware.testing.fault_injection import run_in_child
 from hypaware.testing.folder_sink import FOLDER, FolderDestination
@@ -270,7 +270,7 @@ def test_a_pending_intent_delivers_its_remaining_rows_once(home: Home, tmp_path:
     destination.faults.set("lose_answer", 1)
     deliver(home, config)
     with closing(open_home(home).store) as store, store.reading() as connection:
-        planned = intents.load_intent(connection, StreamKey("there", DATASET, "claude"))
+        planned = streams.load_intent(connection, StreamKey("there", DATASET, "claude"))
     assert planned
     assert planned.due
     arrived = Counter(destination.arrived())
@@ -319,8 +319,8 @@ def test_rows_that_a_session_adds_during_its_purge_are_kept_out(home: Home, monk
 
         return step
 
-    monkeypatch.setattr(spool, "remove_rejects", with_new_rows(spool.remove_rejects))
-    monkeypatch.setattr(spool, "flush_spool", with_new_rows(spool.flush_spool))
+    monkeypatch.setattr(copies, "remove_rejects", with_new_rows(copies.remove_rejects))
+    monkeypatch.setattr(copies, "flush_spool", with_new_rows(copies.flush_spool))
     report = purge(home, "session", SECRET)
     assert list(batches) == []
     assert (report["remaining"], report["spool"]["rows"], tombstones.list_unfinished_purges(home)) == ([], 4, [])
@@ -347,8 +347,8 @@ def test_checkpoints_are_forgotten_only_with_allow_reimport(home: Home) -> None:
 
     with closing(open_home(home).store) as store, store.transaction() as connection:
         mark = SourceCheckpoint("claude", DATASET, "/x", 1, 1, 1, 1, "h", (), True, (), None, None)
-        sources.add_pending_checkpoints(connection, "f", [mark])
-        sources.promote_checkpoints(connection, "f")
+        flushes.add_pending_checkpoints(connection, "f", [mark])
+        flushes.promote_checkpoints(connection, "f")
     purge(home, "session", "session-1")
     assert marks() == 1
     purge(home, "session", "session-1", allow_reimport=True)

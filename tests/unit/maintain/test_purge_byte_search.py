@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.maintain.purge import byte_search
+from hypaware.maintain.purge import verify
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def test_searching_a_database_keeps_its_locks(database: Path) -> None:
     with closing(sqlite3.connect(database, isolation_level=None)) as db:
         db.execute("INSERT INTO words VALUES ('part-7')")
         files = sorted(database.parent.iterdir())
-        assert [byte_search.is_database(path) for path in files] == [True, True, True]
-        found = byte_search.count_in_databases(files, [b"part-7", b"part-70"])
+        assert [verify.is_database(path) for path in files] == [True, True, True]
+        found = verify.count_in_databases(files, [b"part-7", b"part-70"])
         assert found[database.with_name("state.db-wal")] == 1
         open_and_close = (
             "import sqlite3, sys; there = sqlite3.connect(sys.argv[1]);"
@@ -43,13 +43,13 @@ def test_searching_a_database_keeps_its_locks(database: Path) -> None:
 def test_only_whole_words_are_found(tmp_path: Path) -> None:
     path = tmp_path / "notes"
     path.write_bytes(b"message-57 and part_9")
-    assert byte_search.count_occurrences(path, [b"message-5", b"message-57", b"part", b"part_9"]) == 2
+    assert verify.count_occurrences(path, [b"message-5", b"message-57", b"part", b"part_9"]) == 2
 
 
 def test_missing_databases_are_left_out(tmp_path: Path) -> None:
-    assert byte_search.count_in_databases([tmp_path / "gone.db"], [b"x"]) == {}
+    assert verify.count_in_databases([tmp_path / "gone.db"], [b"x"]) == {}
 
 
 def test_an_unreadable_database_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the search process failed"):
-        byte_search.count_in_databases([tmp_path], [b"x"])
+        verify.count_in_databases([tmp_path], [b"x"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hypaware.iceberg.metadata import DataFile
 from hypaware.lake.row_keys import KEY_BYTES
-from hypaware.maintain.purge import byte_search
+from hypaware.maintain.purge import verify
 from hypaware.maintain.purge.search import SearchTask
 from hypaware.maintain.purge.selector import PurgeSelector, RowPredicate, SelectorKind, unaffected_datasets
 from hypaware.model import datasets
@@ -163,7 +163,5 @@ def test_compressed_files_are_searched(tmp_path: Path) -> None:
         ("torn", gzip.compress(text)[:30]),
     ):
         (tmp_path / name).write_bytes(body)
-    found = {
-        name: [text in each for each in byte_search.file_contents(tmp_path / name)] for name in ("g", "z", "l", "torn")
-    }
+    found = {name: [text in each for each in verify.file_contents(tmp_path / name)] for name in ("g", "z", "l", "torn")}
     assert found == {"g": [False, True], "z": [False, True], "l": [False, True], "torn": [False]}

@@ -22,7 +22,7 @@ from hypaware.maintain import retention_plan
 from hypaware.maintain.retention_plan import PendingDeliveries, is_retention_due, retention_status
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
-from hypaware.state import dead_letters, flushes, intents, streams
+from hypaware.state import dead_letters, flushes, streams
 from hypaware.state.dead_letters import DeadLetter
 from hypaware.state.home_opener import open_home
 from hypaware.state.streams import StreamKey
@@ -253,7 +253,7 @@ def test_rows_of_a_pending_intent_are_held(site: RetentionSite) -> None:
     site.commit(40, 39)
     site.deliver()
     with closing(open_home(site.home).store) as store, store.transaction() as connection:
-        intents.save_intent(connection, intents.Intent(StreamKey("team", DATASET, "claude"), 1, 2, ()))
+        streams.save_intent(connection, streams.Intent(StreamKey("team", DATASET, "claude"), 1, 2, ()))
     report = site.retain()
     assert (report.rows_expired, report.rows_held) == (1, 1)
 

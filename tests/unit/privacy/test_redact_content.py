@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypaware.config.values import SECRET_RULES
-from hypaware.gateway import redaction
+from hypaware.gateway import decode
 from hypaware.gateway.exchange import SseEvent
 from hypaware.model import canonical
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
@@ -278,7 +278,7 @@ def test_streamed_text_that_is_json_is_redacted_like_its_transcript() -> None:
     said = '{ "password": "hunter2!x",\n  "a": 1 }'
     chunks = [{"index": 0, "delta": {"type": "text_delta", "text": said[at : at + 6]}} for at in range(0, len(said), 6)]
     events = tuple(SseEvent("content_block_delta", chunk) for chunk in chunks)
-    found, counts = redaction.redact_exchange(
+    found, counts = decode.redact_exchange(
         replace(exchange_samples.build_exchange("/v1/messages", {}, {}), events=events, response_text="events")
     )
     assert found.events is not None
@@ -301,7 +301,7 @@ def test_a_secret_split_by_a_chat_stream_is_found_in_every_field(delta: Any) -> 
     key = PLANTED["github-token"]
     chunks = [{"choices": [{"index": 0, "delta": delta(said)}]} for said in (f"use {key[:9]}", key[9:])]
     events = tuple(SseEvent("message", chunk) for chunk in chunks)
-    found, counts = redaction.redact_exchange(
+    found, counts = decode.redact_exchange(
         replace(exchange_samples.build_exchange("/v1/chat/completions", {}, {}), events=events, response_text="events")
     )
     assert counts == {"github-token": 1}
@@ -347,8 +347,8 @@ def test_a_secret_in_deeply_nested_json_is_found(depth: int, opening: str, closi
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         document = None
-    found, counts = redaction.redact_exchange(replace(exchange, request=document, request_text=body))
+    found, counts = decode.redact_exchange(replace(exchange, request=document, request_text=body))
     assert (key in str(found.request_text), counts) == (False, {"github-token": 1})
     events = (SseEvent("e", document), SseEvent("e", {"delta": f"use {key[:9]}"}), SseEvent("e", {"delta": key[9:]}))
-    found, counts = redaction.redact_exchange(replace(exchange, events=events, response_text="events"))
+    found, counts = decode.redact_exchange(replace(exchange, events=events, response_text="events"))
     assert (key in str(found.response_text), counts["github-token"]) == (False, 1 + (document is not None))

@@ -16,9 +16,7 @@ from hypaware.gateway.exchange import DecodedExchange
 from hypaware.home import Home
 from hypaware.model.datasets import SEQ, Row
 from hypaware.privacy import ignored_sessions
-from hypaware.reproject import run
-from hypaware.reproject.projection import ReprojectionReport
-from hypaware.reproject.run import append_missing
+from hypaware.reproject import ReprojectionReport, append_missing, preview_reprojection, run_reprojection
 from hypaware.spool.writer import Spool
 from hypaware.state.home_opener import open_home
 from hypaware.testing.fault_injection import run_in_child
@@ -47,7 +45,7 @@ def reproject(home: Home, window: TimeWindow = EVERYTHING) -> dict[str, Any]:
 
 
 def counted(home: Home, window: TimeWindow = EVERYTHING) -> dict[str, Any]:
-    return run.preview_reprojection(home, Config(), window, lambda *_: None)
+    return preview_reprojection(home, Config(), window, lambda *_: None)
 
 
 def messages(home: Home) -> list[Row]:
@@ -209,7 +207,7 @@ def test_a_fork_without_its_stored_origin_does_not_claim_its_history(home: Home)
 def test_a_killed_run_is_completed_by_the_next_one_without_duplicates(
     home: Home, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    monkeypatch.setattr("hypaware.reproject.projection.BATCH_ROWS", 8)
+    monkeypatch.setattr("hypaware.reproject.BATCH_ROWS", 8)
     raw, made = project_all(recorded("claude-2.1.325/subagent"))
     store(home, EXCHANGES, raw)
 
@@ -226,14 +224,12 @@ def test_rows_of_a_run_killed_before_its_flush_remain_in_the_spool(home: Home) -
     raw, made = project_all(recorded("codex-0.166.0/tools"))
     store(home, EXCHANGES, raw)
 
-    assert not run_in_child(
-        lambda: void(run.run_reprojection(_NoSpark(home), {})), crash_at="reproject.flush.before-flush"
-    )
+    assert not run_in_child(lambda: void(run_reprojection(_NoSpark(home), {})), crash_at="reproject.flush.before-flush")
     assert counted(home)["rows_written"] == 0
     flush(home, MESSAGES)
 
     assert Counter(row["part_id"] for row in messages(home)) == Counter(_parts(made))
-    assert run.run_reprojection(_NoSpark(home), {})["rows_written"] == 0
+    assert run_reprojection(_NoSpark(home), {})["rows_written"] == 0
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from hypaware import config
-from hypaware.config import MaintainConfig
-from hypaware.config.load import LiveConfig
+from hypaware.config import LiveConfig, MaintainConfig
 from hypaware.engine import client
 from hypaware.home import Home, daemon_process
 from hypaware.server import auth

@@ -14,7 +14,7 @@ import pytest
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files
 from hypaware.model.datasets import Row
-from hypaware.server import batches, group_commit
+from hypaware.server import batches
 from hypaware.server.limits import ServerLimits
 from hypaware.spool import segments
 from hypaware.state import flushes, ledger
@@ -236,7 +236,7 @@ def test_committed_segment_is_not_moved_again_after_a_power_cut(home: Home) -> N
 
 
 def test_group_size_is_limited(gateway: Gateway, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_commit, "_MAX_GROUP", 1)
+    monkeypatch.setattr(batches, "_MAX_GROUP", 1)
     sending = [threading.Thread(target=gateway.deliver, args=(5 * n, 5 * n + 5, f"s{n}")) for n in range(8)]
     for thread in sending:
         thread.start()

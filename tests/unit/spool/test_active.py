@@ -15,9 +15,9 @@ import pytest
 
 from hypaware.home import durable_files
 from hypaware.model.datasets import Row, coerce_row
-from hypaware.spool import active, segments
-from hypaware.spool.active import ActiveSegment, SegmentAbandoned, SegmentClosed
+from hypaware.spool import segments
 from hypaware.spool.segments import SpoolFolder
+from hypaware.spool.writer import ActiveSegment, SegmentAbandoned, SegmentClosed
 from tests.support.processes import eventually, fork, open_files
 from tests.support.recorded import disk_calls
 from tests.support.rows import MESSAGES, rows
@@ -125,9 +125,9 @@ def test_a_visible_file_is_always_locked(folder: SpoolFolder, monkeypatch: pytes
 
     def looked_at(step: Callable[..., None]) -> Callable[..., None]:
         def looking(*args: object) -> None:
-            seen.append([*active.repair_orphans(folder)])
+            seen.append([*segments.repair_orphans(folder)])
             step(*args)
-            seen.append([*active.repair_orphans(folder)])
+            seen.append([*segments.repair_orphans(folder)])
 
         return looking
 
@@ -232,7 +232,7 @@ def test_a_file_that_cannot_be_truncated_accepts_no_more_rows(
     with pytest.raises(SegmentClosed):
         segment.append(_rows(1, 2))
     segment.abandon()
-    (repaired,) = active.repair_orphans(folder)
+    (repaired,) = segments.repair_orphans(folder)
     assert (repaired.rows, repaired.bytes_cut) == (1, 100)
 
 
@@ -249,7 +249,7 @@ def test_fsync_is_never_retried_for_the_same_bytes(
     disk.syncs_fail = False
     assert not segment.is_usable
     assert _messages(segment.path) == _named(0, 1)
-    (repaired,) = active.repair_orphans(folder)
+    (repaired,) = segments.repair_orphans(folder)
     assert repaired.rows == 2
 
 
@@ -291,7 +291,7 @@ def test_a_failed_seal_leaves_an_unlocked_file_with_every_row(
     with pytest.raises(OSError, match="No space"):
         segment.seal()
     monkeypatch.undo()
-    (repaired,) = active.repair_orphans(folder)
+    (repaired,) = segments.repair_orphans(folder)
     assert (repaired.name, repaired.rows, repaired.bytes_cut) == (segment.name, 3, 0)
 
 

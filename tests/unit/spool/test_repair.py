@@ -12,9 +12,8 @@ import pytest
 
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files
-from hypaware.spool import active, segments
-from hypaware.spool.active import RepairedSegment
-from hypaware.spool.segments import SpoolFolder
+from hypaware.spool import segments
+from hypaware.spool.segments import RepairedSegment, SpoolFolder
 from hypaware.spool.writer import SealRule, Spool
 from tests.support.processes import kill, running
 from tests.support.rows import DATASET, rows
@@ -46,12 +45,12 @@ def test_the_file_of_a_killed_producer_is_detected_by_its_released_lock(
     with running(_PRODUCER, home) as producer:
         assert producer.stdout
         assert producer.stdout.readline() == "acknowledged\n"
-        assert active.repair_orphans(folder) == []
+        assert segments.repair_orphans(folder) == []
         kill(producer)
-    (repaired,) = active.repair_orphans(folder)
+    (repaired,) = segments.repair_orphans(folder)
     assert (repaired.rows, repaired.bytes_cut) == (3, 0)
     assert spooled() == ["message-0", "message-1", "message-2"]
-    assert active.repair_orphans(folder) == []
+    assert segments.repair_orphans(folder) == []
 
 
 @pytest.mark.hazard(6)
@@ -69,7 +68,7 @@ def test_a_torn_last_line_is_truncated_and_its_bytes_are_counted(
     folder: SpoolFolder, held: bytes, rows_kept: int, bytes_cut: int
 ) -> None:
     _orphan(folder, held)
-    assert active.repair_orphans(folder) == [RepairedSegment("1-a", rows_kept, bytes_cut)]
+    assert segments.repair_orphans(folder) == [RepairedSegment("1-a", rows_kept, bytes_cut)]
     (sealed,) = segments.list_sealed_segments(folder)
     assert sealed.rows == rows_kept
     assert sealed.path.read_bytes() == held[: len(held) - bytes_cut]
@@ -79,7 +78,7 @@ def test_a_torn_last_line_is_truncated_and_its_bytes_are_counted(
 @pytest.mark.parametrize("held", [b"", b'{"n":0,'])
 def test_an_orphan_without_a_whole_line_is_removed(folder: SpoolFolder, held: bytes) -> None:
     _orphan(folder, held)
-    assert active.repair_orphans(folder) == [RepairedSegment("1-a", 0, len(held))]
+    assert segments.repair_orphans(folder) == [RepairedSegment("1-a", 0, len(held))]
     assert segments.list_active_files(folder) == []
     assert segments.list_sealed_segments(folder) == []
 
@@ -88,7 +87,7 @@ def test_two_concurrent_repairs_seal_each_orphan_once(folder: SpoolFolder) -> No
     for number in range(40):
         _orphan(folder, _LINE * (number + 1), f"{number}-a")
     with ThreadPoolExecutor(4) as pool:
-        repaired = [done for some in pool.map(lambda _: active.repair_orphans(folder), range(4)) for done in some]
+        repaired = [done for some in pool.map(lambda _: segments.repair_orphans(folder), range(4)) for done in some]
     assert sorted(done.rows for done in repaired) == list(range(1, 41))
     assert sorted(segment.rows for segment in segments.list_sealed_segments(folder)) == list(range(1, 41))
 
@@ -109,7 +108,7 @@ def test_a_file_that_its_producer_seals_first_is_not_repaired(
 
         monkeypatch.setattr(segments, "list_active_files", lambda _: listed)
         monkeypatch.setattr(os, "open", sealed_after_opening)
-        assert active.repair_orphans(folder) == []
+        assert segments.repair_orphans(folder) == []
     assert [segment.rows for segment in segments.list_sealed_segments(folder)] == [2]
 
 
@@ -119,7 +118,7 @@ def test_the_wait_repairs_orphans_and_ends_when_producers_seal(home: Home, folde
         assert producer.stdout
         assert producer.stdin
         producer.stdout.readline()
-        waiting = pool.submit(active.wait_until_sealed, folder, 60)
+        waiting = pool.submit(segments.wait_until_sealed, folder, 60)
         producer.stdin.write("seal\n")
         producer.stdin.flush()
         assert waiting.result() == []
@@ -129,7 +128,7 @@ def test_the_wait_repairs_orphans_and_ends_when_producers_seal(home: Home, folde
 def test_a_file_that_a_live_process_does_not_seal_is_returned(home: Home, folder: SpoolFolder) -> None:
     with Spool(home, SealRule(linger=float("inf"))) as spool:
         spool.append(DATASET, rows(1))
-        assert active.wait_until_sealed(folder, 0) == segments.list_active_files(folder)
+        assert segments.wait_until_sealed(folder, 0) == segments.list_active_files(folder)
 
 
 def test_only_old_invisible_files_are_removed(folder: SpoolFolder) -> None:
@@ -137,7 +136,7 @@ def test_only_old_invisible_files_are_removed(folder: SpoolFolder) -> None:
     for path in (young, old):
         path.touch()
     os.utime(old, (0, time.time() - 3600))
-    active.repair_orphans(folder)
+    segments.repair_orphans(folder)
     assert young.exists()
     assert not old.exists()
 
@@ -152,6 +151,6 @@ def test_a_repair_on_a_full_disk_raises_an_error_and_keeps_the_orphan(
     _orphan(folder, _LINE * 2)
     monkeypatch.setattr(durable_files, "rename_durably", full)
     with pytest.raises(Retryable, match=r"could not seal .*1-a\.jsonl.*No space"):
-        active.repair_orphans(folder)
+        segments.repair_orphans(folder)
     monkeypatch.undo()
-    assert active.repair_orphans(folder) == [RepairedSegment("1-a", 2, 0)]
+    assert segments.repair_orphans(folder) == [RepairedSegment("1-a", 2, 0)]

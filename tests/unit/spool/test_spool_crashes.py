@@ -11,7 +11,7 @@ import pytest
 
 from hypaware import faults
 from hypaware.home import Home, durable_files
-from hypaware.spool import active, segments
+from hypaware.spool import segments
 from hypaware.spool.reader import read_spooled_rows
 from hypaware.spool.segments import SpoolFolder
 from hypaware.spool.writer import SealRule, Spool
@@ -42,8 +42,8 @@ with Spool(os.environ["HYP_HOME"], SealRule(max_rows=3, linger=float("inf"))) as
 _REPAIRER = f"""
 import os
 from hypaware.home import Home
-from hypaware.spool import active, segments
-active.repair_orphans(segments.spool_folder(Home.from_environment(), "{DATASET}"))
+from hypaware.spool import segments
+segments.repair_orphans(segments.spool_folder(Home.from_environment(), "{DATASET}"))
 """
 
 
@@ -62,7 +62,7 @@ def _messages(numbers: list[str]) -> list[str]:
 
 def _assert_kept(folder: SpoolFolder, acknowledged: list[str], sent: int) -> None:
     """Check after repair: every acknowledged row is there, no duplicate, no row that was never sent, no active file."""
-    active.repair_orphans(folder)
+    segments.repair_orphans(folder)
     kept = _sealed(folder)
     assert len(kept) == len(set(kept))
     assert set(_messages(acknowledged)) <= set(kept) <= set(_messages([str(number) for number in range(sent)]))
@@ -96,7 +96,7 @@ def test_an_interrupted_repair_is_completed_by_the_next_one(home: Home, folder: 
         left.unlink()
     path.write_bytes(held + b'{"n":2,')
     assert was_killed(run(_REPAIRER, home, crash_at=point))
-    active.repair_orphans(folder)
+    segments.repair_orphans(folder)
     assert _sealed(folder) == ["message-0", "message-1"]
     assert segments.list_active_files(folder) == []
 
@@ -111,11 +111,11 @@ def test_acknowledged_rows_survive_a_kill_of_the_producer_at_any_time(home: Home
                 assert producer.stdout
                 for _ in range(chance.randrange(1, 40)):
                     acknowledged += producer.stdout.readline().split()
-                    active.repair_orphans(folder)
+                    segments.repair_orphans(folder)
                 living.append(DATASET, rows(1, 10_000 + turn))
                 kill(producer)
                 acknowledged += producer.stdout.read().split()
-    active.repair_orphans(folder)
+    segments.repair_orphans(folder)
     kept = _sealed(folder)
     assert len(kept) == len(set(kept))
     assert set(_messages([*acknowledged, "10000", "10001", "10002"])) <= set(kept)
@@ -155,7 +155,7 @@ def test_acknowledged_rows_survive_a_power_cut_after_any_fsync(tmp_path: Path, s
     disk.power_cut(home.root, lambda: chance.random() < survives)
     folder = segments.spool_folder(home, DATASET)
     folder.create()
-    active.repair_orphans(folder)
+    segments.repair_orphans(folder)
     kept = [row["message_id"] for row in read_spooled_rows(home, DATASET)]
     assert len(kept) == len(set(kept))
     assert set(_messages(answers.read_text().split())) <= set(kept)

@@ -17,7 +17,7 @@ import pytest
 
 from hypaware.errors import HypError, Retryable
 from hypaware.home import Home, durable_files
-from hypaware.spool import active, segments
+from hypaware.spool import segments
 from hypaware.spool.segments import SpoolFolder
 from hypaware.spool.writer import SealRule, Spool
 from tests.support.processes import eventually, fork, kill, open_files, run, running, succeed
@@ -164,7 +164,7 @@ def test_rows_that_are_durable_are_acknowledged_even_if_the_seal_fails(
         assert spool.seal() == 0
         monkeypatch.undo()
         assert spool.append(DATASET, rows(1, 2)) == 1
-    assert [repaired.rows for repaired in active.repair_orphans(folder)] == [2]
+    assert [repaired.rows for repaired in segments.repair_orphans(folder)] == [2]
     assert spooled() == _messages(0, 1, 2)
 
 
@@ -199,7 +199,7 @@ def test_threads_lose_and_duplicate_no_row_while_segments_are_sealed(
     expected = [thread * 1_000 + number for thread in range(threads) for number in range(2 * batches)]
     assert sorted(spooled()) == sorted(_messages(*expected))
     # The sealer may still be sealing the last segment.
-    assert active.wait_until_sealed(folder, 10) == []
+    assert segments.wait_until_sealed(folder, 10) == []
     assert sum(segment.rows for segment in segments.list_sealed_segments(folder)) == len(expected)
 
 
@@ -209,7 +209,7 @@ def test_a_forked_child_writes_its_own_file(home: Home, folder: SpoolFolder, spo
         spool.append(DATASET, rows(1))
         assert fork(lambda: spool.append(DATASET, rows(2, 10)) and spool.seal()) == 0
         spool.append(DATASET, rows(1, 1))
-        assert active.repair_orphans(folder) == []
+        assert segments.repair_orphans(folder) == []
     assert sorted(segment.rows for segment in segments.list_sealed_segments(folder)) == [2, 2]
     assert sorted(spooled()) == sorted(_messages(0, 1, 10, 11))
 
@@ -234,7 +234,7 @@ sys.stdin.read()
         child = int(process.stdout.readline())
         kill(process)
         # The child keeps running; its copies are closed when it starts.
-        eventually(lambda: active.repair_orphans(folder))
+        eventually(lambda: segments.repair_orphans(folder))
         os.kill(child, signal.SIGKILL)
     assert [segment.rows for segment in segments.list_sealed_segments(folder)] == [3]
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from hypaware.state import gateways
-from hypaware.state.gateways import BootstrapToken, GatewayClaim
+from hypaware.state import ledger
+from hypaware.state.ledger import BootstrapToken, GatewayClaim
 from hypaware.state.store import StateStore
 
 SECRET = GatewayClaim("default", "gw-1", "label:alice", "hash of a secret")
@@ -18,7 +18,7 @@ NOW = datetime.now(UTC)
 
 def bind(store: StateStore, claim: GatewayClaim) -> bool:
     with store.transaction() as connection:
-        return gateways.bind_gateway(connection, claim)
+        return ledger.bind_gateway(connection, claim)
 
 
 @pytest.mark.hazard(95)
@@ -42,9 +42,9 @@ def test_an_id_without_a_secret_stays_bound_to_the_owner_of_its_token(store: Sta
 def test_a_released_id_can_be_claimed_by_another_client(store: StateStore) -> None:
     bind(store, SECRET)
     with store.transaction() as connection:
-        assert gateways.release_gateway(connection, "default", "gw-1")
-        assert not gateways.release_gateway(connection, "default", "gw-2")
-        assert [known.bound_by for known in gateways.list_gateways(connection, "default")] == [None]
+        assert ledger.release_gateway(connection, "default", "gw-1")
+        assert not ledger.release_gateway(connection, "default", "gw-2")
+        assert [known.bound_by for known in ledger.list_gateways(connection, "default")] == [None]
     assert bind(store, replace(PLAIN, owner="label:bob"))
     assert not bind(store, SECRET)
 
@@ -53,12 +53,12 @@ def test_a_missing_host_leaves_the_recorded_host_unchanged(store: StateStore) ->
     bind(store, replace(SECRET, host="one.local"))
     bind(store, SECRET)
     with store.transaction() as connection:
-        gateways.touch_gateways(connection, "default", {"gw-1": None, "gw-9": "nobody"})
-        (known,) = gateways.list_gateways(connection, "default")
+        ledger.touch_gateways(connection, "default", {"gw-1": None, "gw-9": "nobody"})
+        (known,) = ledger.list_gateways(connection, "default")
     assert known.host == "one.local"
     with store.transaction() as connection:
-        gateways.touch_gateways(connection, "default", {"gw-1": "two.local"})
-        (known,) = gateways.list_gateways(connection, "default")
+        ledger.touch_gateways(connection, "default", {"gw-1": "two.local"})
+        (known,) = ledger.list_gateways(connection, "default")
     assert known.host == "two.local"
 
 
@@ -69,15 +69,15 @@ def token(id: str, label: str | None, expires_at: datetime | None = None) -> Boo
 def test_a_token_is_found_by_hash_and_revoked_by_id_or_label(store: StateStore) -> None:
     with store.transaction() as connection:
         for number, label in enumerate(["alice", "alice", "bob", "tok-0", None]):
-            gateways.add_token(connection, token(f"tok-{number}", label), f"hash {number}")
-        assert gateways.find_token(connection, "hash 1") == token("tok-1", "alice")
-        assert gateways.find_token(connection, "hash 9") is None
-        assert gateways.revoke_tokens(connection, "tok-0") == ["tok-0"], "an id has priority over a label"
-        assert gateways.revoke_tokens(connection, "alice") == ["tok-1"], "a revoked token is not revoked again"
-        assert gateways.revoke_tokens(connection, "nobody") == []
-        assert gateways.revoked_token_ids(connection) == {"tok-0", "tok-1"}
-        gateways.touch_token(connection, "tok-2")
-        assert [bool(each.last_used_at) for each in gateways.list_tokens(connection)] == [
+            ledger.add_token(connection, token(f"tok-{number}", label), f"hash {number}")
+        assert ledger.find_token(connection, "hash 1") == token("tok-1", "alice")
+        assert ledger.find_token(connection, "hash 9") is None
+        assert ledger.revoke_tokens(connection, "tok-0") == ["tok-0"], "an id has priority over a label"
+        assert ledger.revoke_tokens(connection, "alice") == ["tok-1"], "a revoked token is not revoked again"
+        assert ledger.revoke_tokens(connection, "nobody") == []
+        assert ledger.revoked_token_ids(connection) == {"tok-0", "tok-1"}
+        ledger.touch_token(connection, "tok-2")
+        assert [bool(each.last_used_at) for each in ledger.list_tokens(connection)] == [
             False,
             False,
             True,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hypaware.errors import HypError, NotReady, Retryable, StateCorrupt
-from hypaware.home import Home, file_system
+from hypaware.home import Home, durable_files
 from hypaware.iceberg import metadata
 from hypaware.model.row_counts import RowCounts
 from hypaware.spool import reader
@@ -237,7 +237,7 @@ def test_a_home_moved_to_a_network_file_system_is_rejected(
     _flushed(home, 10)
     there = Home(home.root.with_name("there"))
     home.root.rename(there.root) if how == "moved" else shutil.copytree(home.root, there.root)
-    monkeypatch.setattr(file_system, "file_system_type", lambda _: "nfs4")
+    monkeypatch.setattr(durable_files, "file_system_type", lambda _: "nfs4")
     with pytest.raises(NotReady, match="network file system"):
         open_home(there)
     held = mirror.read_mirror(there.mirror)
@@ -422,7 +422,7 @@ def test_a_state_of_a_newer_version_is_not_changed(home: Home) -> None:
 def test_a_network_file_system_is_rejected_before_any_file_is_created(
     home: Home, monkeypatch: pytest.MonkeyPatch, made_before: bool
 ) -> None:
-    monkeypatch.setattr(file_system, "file_system_type", lambda _: "nfs4")
+    monkeypatch.setattr(durable_files, "file_system_type", lambda _: "nfs4")
     if made_before:
         home.root.mkdir()
     with pytest.raises(NotReady, match=r"network file system \(nfs4\)") as refused:
@@ -445,11 +445,11 @@ def test_a_failed_open_closes_its_files(home: Home) -> None:
     moved.mirror.unlink()
     code = """
 import psutil
-from hypaware.home import Home, file_system
+from hypaware.home import Home, durable_files
 from hypaware.state import home_opener
 from hypaware.errors import NotReady
 
-file_system.file_system_type = lambda path: "nfs4"
+durable_files.file_system_type = lambda path: "nfs4"
 try:
     home_opener.open_home(Home.from_environment())
 except NotReady:

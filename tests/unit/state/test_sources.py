@@ -8,9 +8,8 @@ import pytest
 
 from hypaware.errors import StateError
 from hypaware.model.row_counts import RowCounts
-from hypaware.state import flushes, sources
-from hypaware.state.flushes import Flush, FlushOutcome
-from hypaware.state.sources import SourceCheckpoint, checkpoint_from_row, checkpoint_to_row
+from hypaware.state import flushes
+from hypaware.state.flushes import Flush, FlushOutcome, SourceCheckpoint, checkpoint_from_row, checkpoint_to_row
 from hypaware.state.store import StateStore
 
 _DATASET = "ai_gateway_messages"
@@ -23,7 +22,7 @@ _MARK = SourceCheckpoint(
 def _pending(store: StateStore, *marks: SourceCheckpoint) -> Flush:
     with store.transaction() as connection:
         flush = flushes.reserve_range(connection, _DATASET, 1000)
-        sources.add_pending_checkpoints(connection, flush.id, marks)
+        flushes.add_pending_checkpoints(connection, flush.id, marks)
     return flush
 
 
@@ -34,7 +33,7 @@ def _record(store: StateStore, flush: Flush) -> None:
 
 def _known(store: StateStore, provider: str = "claude") -> dict[str, SourceCheckpoint]:
     with store.reading() as connection:
-        return sources.load_checkpoints(connection, provider, _DATASET)
+        return flushes.load_checkpoints(connection, provider, _DATASET)
 
 
 @pytest.mark.hazard(50)

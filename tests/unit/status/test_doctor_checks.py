@@ -101,11 +101,12 @@ def test_disk_probe_leaves_no_file(at: StatusHome) -> None:
 
 def test_databases_are_checked_completely(at: StatusHome) -> None:
     at.with_rows(200)
-    for look in (doctor_home.check_state, doctor_home.check_catalog, doctor_home.check_key_index):
-        assert checked(at, look).status == "ok"
+    checks = dict(doctor.CHECKS)
+    for name in ("state", "catalog", "key_index"):
+        assert checked(at, checks[name]).status == "ok"
     held = at.home.state.read_bytes()
     at.home.state.write_bytes(held[:4096] + b"\xff" * (len(held) - 4096))
-    assert checked(at, doctor_home.check_state).status == "failed"
+    assert checked(at, checks["state"]).status == "failed"
 
 
 def test_key_index_behind_its_table_is_reported(at: StatusHome) -> None:

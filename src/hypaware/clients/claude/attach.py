@@ -3,6 +3,9 @@
 The hooks (SessionStart, UserPromptSubmit, PostToolUse of Bash) run `hyp hook claude`, which records the session's
 working folder. A base URL that the user had set, in the file or in the environment, becomes the gateway's upstream
 for this client; detach restores it.
+
+The text is edited in place, without touching any other byte. It must be plain JSON: no comments, no NaN, no duplicate
+keys in the objects that are read. New lines follow the indentation of the text; single-line text stays on one line.
 """
 
 from __future__ import annotations
@@ -14,12 +17,11 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
-from hypaware.clients import json_edit, settings_file
+from hypaware.clients import settings_file
 from hypaware.clients.attach import CLAUDE_BASE, AttachRecord, Environment, PreviousUpstream, SettingsEdit
 from hypaware.clients.claude.history import config_folder
-from hypaware.clients.json_edit import NotPlainJson
 from hypaware.clients.settings_file import SettingsRefused, Splice
 
 VARIABLE = "ANTHROPIC_BASE_URL"
@@ -28,6 +30,29 @@ _SECONDS = 5
 _OURS = re.compile(r"\bhyp'? hook claude\b")
 _OUR_URL = re.compile(r"http://(?:127\.0\.0\.1|localhost|\[::1\]):\d+" + re.escape(CLAUDE_BASE))
 _BOM = "\ufeff"
+_SPACE = re.compile(r"[ \t\r\n]*")
+_INDENT = re.compile(r"[{\[,]\r?\n([ \t]+)[\"{\[]")
+
+
+class _NotPlainJson(ValueError):
+    """The text is not plain JSON; the message says why."""
+
+
+class _JsonItem(NamedTuple):
+    name: str | None
+    """None for an element of an array."""
+    begin: int
+    """Offset of its name, or else of its value."""
+    start: int
+    """Offset of its value."""
+    end: int
+
+
+def _reject_constant(constant: str) -> NoReturn:
+    raise _NotPlainJson(f"{constant} is not JSON")
+
+
+_decoder = json.JSONDecoder(parse_constant=_reject_constant)
 
 
 def hook_command(environment: Environment) -> str:
@@ -87,8 +112,6 @@ class ClaudeSettings:
         return edits.text
 
     def base_url(self, text: str) -> str | None:
-        if not text.strip(_BOM + " \t\r\n"):
-            return None
         found = self._settings(text).get("env", {}).get(VARIABLE)
         return found if isinstance(found, str) else None
 
@@ -97,24 +120,21 @@ class ClaudeSettings:
         if not text.strip(_BOM + " \t\r\n"):
             return {}
         try:
-            settings = json_edit.parse_json(text.removeprefix(_BOM))
-            self._check(settings)
-            _Edits(text).check_duplicate_keys()
-        except NotPlainJson as reason:
+            settings = _parse_json(text.removeprefix(_BOM))
+            if not isinstance(settings, dict):
+                raise _NotPlainJson("it is not a JSON object")
+            env, hooks = settings.get("env", {}), settings.get("hooks", {})
+            if not isinstance(env, dict) or not isinstance(env.get(VARIABLE, ""), str):
+                raise _NotPlainJson(f"env is not an object, or its {VARIABLE} is not text")
+            if not isinstance(hooks, dict) or not all(isinstance(hooks.get(event, []), list) for event in EVENTS):
+                raise _NotPlainJson("hooks is not an object, or the hooks of an event are not a list")
+            # Refuses duplicate keys.
+            for member in _list_items(text, _find_root(text)):
+                if member.name in ("env", "hooks"):
+                    _list_items(text, member.start)
+        except _NotPlainJson as reason:
             raise SettingsRefused(f"cannot edit Claude Code's settings.json: {reason}. Nothing was written") from None
-        assert isinstance(settings, dict)
         return settings
-
-    @staticmethod
-    def _check(settings: Any) -> None:
-        if not isinstance(settings, dict):
-            raise NotPlainJson("it is not a JSON object")
-        env = settings.get("env", {})
-        if not isinstance(env, dict) or not isinstance(env.get(VARIABLE, ""), str):
-            raise NotPlainJson(f"env is not an object, or its {VARIABLE} is not text")
-        hooks = settings.get("hooks", {})
-        if not isinstance(hooks, dict) or not all(isinstance(hooks.get(event, []), list) for event in EVENTS):
-            raise NotPlainJson("hooks is not an object, or the hooks of an event are not a list")
 
 
 def _list_commands(settings: Mapping[str, Any], event: str) -> list[str]:
@@ -150,76 +170,68 @@ class _Edits:
         self.done.append(edit)
         self.text = settings_file.apply_splices(self.text, [edit])
 
-    @property
-    def _root(self) -> int:
-        return json_edit.find_root(self.text[1:]) + 1 if self.text.startswith(_BOM) else json_edit.find_root(self.text)
+    def _inside(self, *path: str) -> int | None:
+        """Return the offset of the container at this path, or None."""
+        start = _find_root(self.text)
+        for name in path:
+            if (found := _find_member(self.text, start, name)) is None:
+                return None
+            start = found.start
+        return start
 
-    def _inside(self, name: str, outer: int | None = None) -> int | None:
-        found = json_edit.find_member(self.text, self._root if outer is None else outer, name)
-        return found.start if found else None
-
-    def check_duplicate_keys(self) -> None:
-        json_edit.list_members(self.text, self._root)
-        for name in ("env", "hooks"):
-            if (start := self._inside(name)) is not None:
-                json_edit.list_members(self.text, start)
-
-    def _ensure(self, name: str, empty: Any, outer: int | None = None, path: str = "") -> int:
-        """Return the offset of a container, which is created if it does not exist."""
-        if (start := self._inside(name, outer)) is None:
-            self.add(json_edit.add_member(self.text, self._root if outer is None else outer, name, empty))
-            self.created.append(path + name)
-            start = self._inside(name, outer)
+    def _ensure(self, empty: Any, *path: str) -> int:
+        """Return the offset of a container, which is created if it does not exist. The containers around it exist."""
+        if self._inside(*path) is None:
+            outer = self._inside(*path[:-1])
+            assert outer is not None
+            self.add(_add(self.text, outer, empty, path[-1]))
+            self.created.append(".".join(path))
+        start = self._inside(*path)
         assert start is not None
         return start
 
     def set_variable(self, value: str) -> None:
-        env = self._ensure("env", {})
-        if found := json_edit.find_member(self.text, env, VARIABLE):
-            self.add(json_edit.set_value(self.text, found, value))
+        env = self._ensure({}, "env")
+        if found := _find_member(self.text, env, VARIABLE):
+            self.add(Splice(found.start, self.text[found.start : found.end], json.dumps(value, ensure_ascii=False)))
         else:
-            self.add(json_edit.add_member(self.text, env, VARIABLE, value))
+            self.add(_add(self.text, env, value, VARIABLE))
 
     def restore_variable(self, previous: str | None) -> None:
-        env = self._inside("env")
-        found = json_edit.find_member(self.text, env, VARIABLE) if env is not None else None
-        if env is None or found is None:
-            return
-        if previous is None:
-            self.add(json_edit.remove_member(self.text, env, VARIABLE))
+        if previous is not None:
+            self.set_variable(previous)
+        elif (env := self._inside("env")) is not None:
+            self.add(_remove(self.text, env, VARIABLE))
             self.emptied.add("env")
-        else:
-            self.add(json_edit.set_value(self.text, found, previous))
 
     def add_hook(self, event: str, matcher: str | None, command: str) -> None:
-        hooks = self._ensure("hooks", {})
-        groups = self._ensure(event, [], hooks, "hooks.")
+        self._ensure({}, "hooks")
+        groups = self._ensure([], "hooks", event)
         group: dict[str, Any] = {"matcher": matcher} if matcher else {}
         group["hooks"] = [{"type": "command", "command": command, "timeout": _SECONDS}]
-        self.add(json_edit.add_element(self.text, groups, group))
+        self.add(_add(self.text, groups, group))
 
     def remove_hooks(self, event: str, commands: Any) -> None:
         """Remove all our hooks of an event, wherever they are, and groups that contain nothing else."""
         while (place := self._our_hook(event, commands)) is not None:
             groups, group, hooks, hook = place
             self.emptied |= {"hooks", f"hooks.{event}"}
-            if len(json_edit.list_elements(self.text, hooks)) == 1:
-                self.add(json_edit.remove_element(self.text, groups, group))
+            if len(_list_items(self.text, hooks)) == 1:
+                self.add(_remove(self.text, groups, group))
             else:
-                self.add(json_edit.remove_element(self.text, hooks, hook))
+                self.add(_remove(self.text, hooks, hook))
 
     def _our_hook(self, event: str, commands: Any) -> tuple[int, int, int, int] | None:
-        outer = self._inside("hooks")
-        groups = self._inside(event, outer) if outer is not None else None
+        groups = self._inside("hooks", event)
         if groups is None:
             return None
-        for group, (start, end) in enumerate(json_edit.list_elements(self.text, groups)):
+        for group, (_, _, start, end) in enumerate(_list_items(self.text, groups)):
             value = json.loads(self.text[start:end])
             hooks = value.get("hooks") if isinstance(value, dict) else None
             for hook, each in enumerate(hooks if isinstance(hooks, list) else ()):
                 command = each.get("command") if isinstance(each, dict) else None
                 if isinstance(command, str) and (command in commands or _OURS.search(command)):
-                    inside = json_edit.find_member(self.text, start, "hooks")
+                    inside = _find_member(self.text, start, "hooks")
                     assert inside is not None
                     return groups, group, inside.start, hook
         return None
@@ -228,7 +240,100 @@ class _Edits:
         """Remove the containers that attach created if they are empty, inner ones first."""
         for path in sorted(created, key=lambda each: -each.count(".")):
             *outer, name = path.split(".")
-            start = self._inside(outer[0]) if outer else self._root
-            found = json_edit.find_member(self.text, start, name) if start is not None else None
+            start = self._inside(*outer)
+            found = _find_member(self.text, start, name) if start is not None else None
             if start is not None and found and json.loads(self.text[found.start : found.end]) in ({}, []):
-                self.add(json_edit.remove_member(self.text, start, name))
+                self.add(_remove(self.text, start, name))
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        value, end = _decoder.raw_decode(text, _skip_space(text, 0))
+    except json.JSONDecodeError as error:
+        raise _NotPlainJson(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
+    except RecursionError:
+        raise _NotPlainJson("nested too deeply") from None
+    if (end := _skip_space(text, end)) != len(text):
+        raise _NotPlainJson(f"line {text.count(chr(10), 0, end) + 1}: unexpected text after the end of the JSON value")
+    return value
+
+
+def _find_root(text: str) -> int:
+    return _skip_space(text, len(_BOM) if text.startswith(_BOM) else 0)
+
+
+def _list_items(text: str, start: int) -> list[_JsonItem]:
+    """Return the members of the object, or the elements of the array, that begins at `start`."""
+    is_object = text[start] == "{"
+    found: list[_JsonItem] = []
+    at = _skip_space(text, start + 1)
+    while text[at] not in "}]":
+        name, begin = None, at
+        if is_object:
+            name, at = _decoder.raw_decode(text, at)
+            at = _skip_space(text, _skip_space(text, at) + 1)
+        _, end = _decoder.raw_decode(text, at)
+        found.append(_JsonItem(name, begin, at, end))
+        at = _skip_space(text, end)
+        if text[at] == ",":
+            at = _skip_space(text, at + 1)
+    if is_object and len({each.name for each in found}) < len(found):
+        raise _NotPlainJson(f"line {text.count(chr(10), 0, start) + 1}: an object has a duplicate key")
+    return found
+
+
+def _find_member(text: str, start: int, name: str) -> _JsonItem | None:
+    return next((each for each in _list_items(text, start) if each.name == name), None)
+
+
+def _add(text: str, start: int, value: Any, member: str | None = None) -> Splice:
+    """Return the edit that adds an element, or a member of this name, to the container that begins at `start`."""
+    ends = [each.end for each in _list_items(text, start)]
+    name = "" if member is None else f"{json.dumps(member)}: "
+    inside = text[start + 1 : _skip_space(text, start + 1)]
+    line_end = "\r\n" if "\r\n" in text else "\n"
+    many_lines = "\n" in inside or (not ends and ("\n" in text.strip() or len(text.strip()) <= 2))
+    if not many_lines:
+        written = name + json.dumps(value, ensure_ascii=False)
+        return Splice(ends[-1], "", f", {written}") if ends else Splice(start + 1, "", written)
+    indent = found[1] if (found := _INDENT.search(text)) else "  "
+    # The indentation of the line on which the container begins gives its depth.
+    outer = re.match(r"[ \t]*", text[text.rfind("\n", 0, start) + 1 :])[0]  # type: ignore[index]
+    depth = _depth(text, start)
+    unit = outer[: len(outer) // depth] if depth and outer and len(outer) % depth == 0 else indent
+    body = json.dumps(value, ensure_ascii=False, indent=unit).replace("\n", line_end + outer + unit)
+    line = line_end + outer + unit + name + body
+    if ends:
+        return Splice(ends[-1], "", f",{line}")
+    return Splice(start + 1, "", line if "\n" in inside else line + line_end + outer)
+
+
+def _depth(text: str, start: int) -> int:
+    """Return how many containers enclose an offset; brackets inside strings do not count."""
+    depth, at = 0, _skip_space(text, 0)
+    while at < start:
+        if text[at] == '"':
+            _, at = _decoder.raw_decode(text, at)
+            continue
+        depth += (text[at] in "{[") - (text[at] in "}]")
+        at += 1
+    return depth
+
+
+def _remove(text: str, start: int, item: int | str) -> Splice:
+    """Return the edit that removes a member, by its name, or an element, by its index."""
+    found = _list_items(text, start)
+    index = item if isinstance(item, int) else [each.name for each in found].index(item)
+    begin, end = found[index].begin, found[index].end
+    if index:
+        begin = found[index - 1].end
+    elif len(found) > 1:
+        end = found[1].begin
+    else:
+        begin, end = start + 1, _skip_space(text, end)
+    return Splice(begin, text[begin:end], "")
+
+
+def _skip_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at

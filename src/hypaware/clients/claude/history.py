@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,27 +20,55 @@ import orjson
 
 from hypaware.clients import git
 from hypaware.clients.claude.index import (
+    SYNTHETIC,
+    LineValue,
     TranscriptEntry,
     TranscriptIndex,
     TranscriptSession,
-    get_columns,
     get_content,
-    get_error,
     get_message,
     get_parent,
     get_role,
-    get_shape_columns,
     is_api_error,
 )
 from hypaware.clients.client import Environment, ImportItem, Provenance, ProviderEvent, Source
-from hypaware.clients.reader import SourceReader, SourceSnapshot
-from hypaware.home.file_system import open_regular_file
+from hypaware.clients.reader import SourceLine, SourceReader, SourceSnapshot
+from hypaware.home.durable_files import open_regular_file
 from hypaware.home.session_context import SessionColumns, session_columns
 from hypaware.model.columns import format_timestamp
 from hypaware.model.expand import Exchange, Message
 from hypaware.model.sanitize import to_utc_text
 
 Inode = tuple[int, int]
+_LINE_COLUMNS = {
+    "uuid": "provider_uuid",
+    "parentUuid": "parent_uuid",
+    "logicalParentUuid": "logical_parent_uuid",
+    "sourceToolAssistantUUID": "source_tool_assistant_uuid",
+    "requestId": "request_id",
+    "promptId": "prompt_id",
+    "agentId": "agent_id",
+    "type": "provider_type",
+    "subtype": "provider_subtype",
+    "entrypoint": "entrypoint",
+    "userType": "user_type",
+    "permissionMode": "permission_mode",
+    "is_sidechain": "is_sidechain",
+    "isSidechain": "is_sidechain",
+    "is_compact_summary": "is_compact_summary",
+    "isCompactSummary": "is_compact_summary",
+    "compact_metadata": "compact_metadata",
+    "compactMetadata": "compact_metadata",
+    "hookEvent": "hook_event",
+}
+_FRAME = {
+    "uuid": "uuid",
+    "parentUuid": "parent_uuid",
+    "logicalParentUuid": "logical_parent_uuid",
+    "type": "type",
+    "subtype": "subtype",
+    "timestamp": "timestamp",
+}
 _MAX_META_BYTES = 1 << 16
 _TIMESTAMP = re.compile(rb'"timestamp":\s?"([0-9TZ:.+-]{10,40})"')
 
@@ -130,13 +159,18 @@ def _build_exchange(
     is_complete = "git_remote" in record and "repo_root" in record
     repository = git.find_repository(cwd) if cwd and not is_complete else git.NO_REPOSITORY
     entries = sorted(session.entries, key=lambda entry: (entry.time is None, entry.time or ""))
+    file_time = None
+    with suppress(OverflowError, OSError, ValueError):
+        seconds, rest = divmod(source.mtime_ns, 10**9)
+        moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
+        file_time = (format_timestamp(moment), "file_mtime")
     return Exchange(
         provider="anthropic",
         session_id=session.id,
         client_name="claude",
         client_version=session.facts.get("version"),
         started_at=session.started_at,
-        fallback_time=_file_time(source.mtime_ns),
+        fallback_time=file_time,
         messages=(_build_message(entry, index.parents) for entry in entries),
         columns={
             "conversation_source": "claude",
@@ -151,23 +185,14 @@ def _build_exchange(
     )
 
 
-def _file_time(mtime_ns: int) -> tuple[str, str] | None:
-    seconds, rest = divmod(mtime_ns, 10**9)
-    try:
-        moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
-    except (OverflowError, OSError, ValueError):
-        return None
-    return format_timestamp(moment), "file_mtime"
-
-
 def _build_message(entry: TranscriptEntry, parents: Mapping[str, str | None]) -> Message:
     value, response = entry.line.value, entry.response
     message = get_message(value)
-    content, columns = get_content(value, message), get_columns(value, message)
+    content, columns = get_content(value, message), _get_columns(value, message)
     if entry.shape is not None:
-        columns |= get_shape_columns(entry.shape)
+        columns |= _get_shape_columns(entry.shape)
     result = value.get("toolUseResult")
-    code, error = get_error(value, content) if is_api_error(value) else (None, None)
+    code, error = _get_error(value, content) if is_api_error(value) else (None, None)
     is_last = response is not None and response.last_line == entry.line.offset
     return Message(
         role=get_role(value, message),
@@ -184,6 +209,45 @@ def _build_message(entry: TranscriptEntry, parents: Mapping[str, str | None]) ->
         columns=columns,
         attributes={} if result is None else {"claude": {"tool_use_result": result}},
     )
+
+
+def _get_shape_columns(line: SourceLine) -> dict[str, Any]:
+    shape = line.value.get("shape")
+    if not isinstance(shape, dict):
+        return {}
+    return {"system_text": _system_text(shape.get("system")), "tools": shape.get("tools") or None}
+
+
+def _system_text(system: Any) -> Any:
+    if isinstance(system, list):
+        texts = [block.get("text") if isinstance(block, dict) else block for block in system]
+        return "\n".join(text for text in texts if isinstance(text, str)) or None
+    return system or None
+
+
+def _get_error(value: LineValue, content: Any) -> tuple[Any, Any]:
+    """Return (code, message) of an API error."""
+    codes = (value.get("apiErrorType"), value.get("error"), value.get("apiErrorStatus"))
+    code = next((code for code in codes if code not in (None, "", "unknown")), None)
+    errors = (block for block in content or () if isinstance(block, dict) and block.get("type") == "error")
+    message = next(errors, {}).get("message")
+    return code if code is None or isinstance(code, str) else str(code)[:100], message
+
+
+def _get_columns(value: LineValue, message: LineValue) -> LineValue:
+    """Return the columns of the line's rows, except those of its blocks and its session."""
+    columns = {_LINE_COLUMNS[key]: field for key, field in value.items() if key in _LINE_COLUMNS and field is not None}
+    frame = {_FRAME[key]: field for key, field in value.items() if key in _FRAME and isinstance(field, str)}
+    if isinstance(api_id := message.get("id"), str):
+        frame["message_id"] = api_id
+    columns["raw_frame"] = frame
+    if (model := message.get("model")) != SYNTHETIC:
+        columns["model"] = model
+    if isinstance(attachment := value.get("attachment"), dict):
+        columns["attachment_type"] = attachment.get("type")
+        if (event := attachment.get("hookEvent")) is not None:
+            columns["hook_event"] = event
+    return columns
 
 
 def _is_fresh(entry: TranscriptEntry) -> bool:

@@ -7,6 +7,12 @@ session) uses the order in the file, which does not change when the file grows.
 A line belongs to its parent's thread (parentUuid, or logicalParentUuid across a compaction); a line without a parent
 starts a thread. Lines that make no rows are links between a message and the previous one.
 
+A transcript has one line per content block, each with the token counts at that time. The counts of the last line
+count once, on the last line of the response that makes a row; counts that a line lacks keep their earlier value. Counts
+that no row can carry yet wait for a line that can. Input does not include cached tokens; output includes thinking. The
+last response of a thread may still grow: while the file is not quiet, the whole response is held back for the next
+import. A partly imported response is not held back; its later lines carry differences.
+
 Newer transcripts have a request log: `api-request-shape` lines hold system prompt and tools once per shape
 (`shapeHash`, `shape: {system, tools}`), `api-request` lines name the shape of each request (`id`, `shapeHash`), and
 assistant lines name their request (`requestRef`). A shape has about ten thousand characters, so only the first
@@ -22,44 +28,19 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypaware.clients.claude.responses import TranscriptResponse, TranscriptResponses, held_line_key
 from hypaware.clients.reader import SourceLine, SourceReader
 from hypaware.model.blocks import has_parts
 from hypaware.model.expand import Occurrences, fallback_scope
 from hypaware.model.sanitize import to_utc_text
 
 LineValue = dict[str, Any]
+_COUNT_NAMES = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+Counts = tuple[Any, Any, Any, Any, Any]
+"""In the order of `_COUNT_NAMES`. A compact form, because the next line replaces most of them."""
+ThreadKey = tuple[str | None, Any, bool]
+"""(root of its lines, agent, sidechain): two agents that take turns writing to one file are two threads."""
 SYNTHETIC = "<synthetic>"
 """The model name of messages that the client writes in place of the model."""
-_LINE_COLUMNS = {
-    "uuid": "provider_uuid",
-    "parentUuid": "parent_uuid",
-    "logicalParentUuid": "logical_parent_uuid",
-    "sourceToolAssistantUUID": "source_tool_assistant_uuid",
-    "requestId": "request_id",
-    "promptId": "prompt_id",
-    "agentId": "agent_id",
-    "type": "provider_type",
-    "subtype": "provider_subtype",
-    "entrypoint": "entrypoint",
-    "userType": "user_type",
-    "permissionMode": "permission_mode",
-    "is_sidechain": "is_sidechain",
-    "isSidechain": "is_sidechain",
-    "is_compact_summary": "is_compact_summary",
-    "isCompactSummary": "is_compact_summary",
-    "compact_metadata": "compact_metadata",
-    "compactMetadata": "compact_metadata",
-    "hookEvent": "hook_event",
-}
-_FRAME = {
-    "uuid": "uuid",
-    "parentUuid": "parent_uuid",
-    "logicalParentUuid": "logical_parent_uuid",
-    "type": "type",
-    "subtype": "subtype",
-    "timestamp": "timestamp",
-}
 _BOOKKEEPING = frozenset(
     [
         *("queue-operation", "attachment", "system", "summary", "last-prompt", "ai-title", "mode", "permission-mode"),
@@ -71,6 +52,50 @@ _REQUEST_LOG = "api-request"
 _SESSION_FACTS = {"version": "version", "cwd": "cwd", "git_branch": "gitBranch"}
 _MAX_UNKNOWN_TYPES = 40
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+@dataclass(slots=True, eq=False)
+class TranscriptResponse:
+    key: str | None
+    """Its id if it, or a line of it, is held back; None if its lines cannot be grouped."""
+    counts: Counts | None = None
+    carried: Counts | None = None
+    """The counts that earlier imports have recorded."""
+    partly_imported: bool = False
+    """An earlier import made rows from it."""
+    has_new_lines: bool = False
+    """This import reads new lines of it."""
+    stop_reason: Any = None
+    last_line: int | None = None
+    """Offset of the last line that makes a row in this import; it carries token counts and stop reason."""
+    held: bool = False
+    rowless: list[int] = field(default_factory=list)
+    """Offsets of new lines that make no row."""
+
+    def add(self, message: dict[str, Any], offset: int, *, is_new: bool, makes_row: bool) -> None:
+        counts = get_counts(message.get("usage"))
+        if counts is not None:
+            self.counts = merge_counts(self.counts, counts)
+            if not is_new:
+                self.carried = self.counts
+        self.has_new_lines |= is_new
+        if (reason := message.get("stop_reason")) is not None:
+            self.stop_reason = reason
+        if not makes_row:
+            if is_new:
+                self.rowless.append(offset)
+        elif is_new:
+            self.last_line = offset
+        else:
+            self.partly_imported = True
+
+    def usage(self) -> dict[str, Any] | None:
+        if self.counts is None:
+            return None
+        if self.partly_imported and self.carried is not None:
+            more = (_to_int(now) - _to_int(before) for now, before in zip(self.counts, self.carried, strict=True))
+            return {name: count for name, count in zip(_COUNT_NAMES, more, strict=True) if count} or None
+        return to_usage(self.counts)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,17 +128,15 @@ class TranscriptIndex:
         self._reader = reader
         self._skipped: Counter[str] = reader.skipped
         self._threads = TranscriptThreads()
-        self._responses = TranscriptResponses()
+        self._responses: dict[str, TranscriptResponse] = {}
+        self._last_response: dict[ThreadKey, TranscriptResponse | None] = {}
+        """The last response of each thread; None if another message ended the previous response."""
         self._requests = RequestLog()
         self._occurrences = Occurrences()
         self.sessions: dict[str, TranscriptSession] = {}
         for line in reader.lines():
             self._add(line, line.value)
-        if not reader.source.quiet:
-            reader.held |= self._responses.hold_unfinished()
-        if uncounted := self._responses.hold_uncounted():
-            reader.held |= uncounted
-            self._skipped["usage_without_message"] += len(uncounted)
+        self._hold_back()
         self.parents = self._threads.parents
         """uuid → parent uuid, for all lines."""
         self.links = self._threads.close(set().union(*(session.uuids for session in self.sessions.values())))
@@ -146,7 +169,7 @@ class TranscriptIndex:
         uuid = text_or_none(value.get("uuid"))
         makes_row = has_parts(content) and uuid not in session.uuids
         time = to_utc_text(value.get("timestamp"))
-        response = self._response(value, message, session, root) if role == "assistant" else None
+        response = self._response(value, message, session_id, root) if role == "assistant" else None
         held_as = response.key if response is not None else None
         is_new = self._reader.is_new(line.offset, held_as)
         if not is_new and held_as is not None:
@@ -155,47 +178,60 @@ class TranscriptIndex:
         # Lines outside the window do not count yet; a line inside it carries the token counts known so far.
         if response is not None and (fresh or not is_new or not makes_row):
             response.add(message, line.offset, is_new=is_new, makes_row=makes_row)
-        if makes_row:
-            self._add_entry(line, value, session, uuid, time, fresh, response)
-        elif is_new:
-            self._skipped["duplicate_message" if has_parts(content) else "empty_content"] += 1
-
-    def _response(
-        self, value: LineValue, message: LineValue, session: TranscriptSession, root: str | None
-    ) -> TranscriptResponse | None:
-        """Return the response that a line of the model belongs to, or None."""
-        agent = value.get("agentId")
-        thread = (root, agent if isinstance(agent, str) else None, value.get("isSidechain") is True)
-        if message.get("model") == SYNTHETIC or is_api_error(value):
-            self._responses.last[thread] = None
-            return None
-        api_id = text_or_none(message.get("id"))
-        response = self._responses.get(session.id, api_id, value.get("requestId"))
-        if api_id is not None:
-            self._responses.last[thread] = response
-        return response
-
-    def _add_entry(
-        self,
-        line: SourceLine,
-        value: LineValue,
-        session: TranscriptSession,
-        uuid: str | None,
-        time: str | None,
-        fresh: bool,
-        response: TranscriptResponse | None,
-    ) -> None:
+        if not makes_row:
+            if is_new:
+                self._skipped["duplicate_message" if has_parts(content) else "empty_content"] += 1
+            return
         if time is not None and (session.started_at is None or time < session.started_at):
             session.started_at = time
         occurrence = shape = None
         if uuid is None:
-            message, scope = get_message(value), fallback_scope(session.id, None, value.get("agentId"))
-            occurrence = self._occurrences.add(scope, get_role(value, message) or "", get_content(value, message))
+            scope = fallback_scope(session_id, None, value.get("agentId"))
+            occurrence = self._occurrences.add(scope, role, content)
         else:
             session.uuids.add(uuid)
         if response is not None and (request := value.get("requestRef")) is not None:
-            shape = self._requests.first_use(session.id, request)
+            shape = self._requests.first_use(session_id, request)
         session.entries.append(TranscriptEntry(line, uuid, time, fresh, occurrence, response, shape))
+
+    def _response(
+        self, value: LineValue, message: LineValue, session: str, root: str | None
+    ) -> TranscriptResponse | None:
+        """Return the response of a line of the model, by its API id or else its request; None if it is not one."""
+        agent = value.get("agentId")
+        thread = (root, agent if isinstance(agent, str) else None, value.get("isSidechain") is True)
+        if message.get("model") == SYNTHETIC or is_api_error(value):
+            self._last_response[thread] = None
+            return None
+        api_id, request = text_or_none(message.get("id")), value.get("requestId")
+        by_request = f"{session}:{request}" if isinstance(request, str) else None
+        key = f"{session}:{api_id}" if api_id is not None else by_request
+        if key is None:
+            return TranscriptResponse(None)
+        response = self._responses.get(key)
+        if response is None:
+            response = self._responses[key] = TranscriptResponse(key)
+        if by_request is not None:
+            # A later line of it may lack the API id.
+            self._responses.setdefault(by_request, response)
+        if api_id is not None:
+            self._last_response[thread] = response
+        return response
+
+    def _hold_back(self) -> None:
+        """Hold back responses that may still grow, and lines whose counts no row can carry yet; a later line may."""
+        responses = set(self._responses.values())
+        if not self._reader.source.quiet:
+            for response in self._last_response.values():
+                if response is not None and not response.partly_imported:
+                    response.held = True
+            self._reader.held |= {str(each.key) for each in responses if each.held}
+        waiting = (each for each in responses if each.has_new_lines and each.last_line is None and not each.held)
+        uncounted = [each for each in waiting if any((each.usage() or {}).values())]
+        lines = {held_line_key(str(each.key), offset) for each in uncounted for offset in each.rowless}
+        if lines:
+            self._reader.held |= lines
+            self._skipped["usage_without_message"] += len(lines)
 
     def _skip_reason(self, line_type: Any) -> str:
         if not isinstance(line_type, str):
@@ -240,21 +276,18 @@ class TranscriptThreads:
         """Finish after the last line, and return the links from messages to previous messages."""
         missing = {parent for parent in self._unseen_parents if parent not in self.parents}
         if len(missing) < len(self._unseen_parents):
-            self._break_cycles()
+            # Only a parent that follows its child can form a cycle: remove the parent of one line per cycle.
+            walk_of: dict[str, int] = {}
+            for number, start in enumerate(self.parents):
+                current: str | None = start
+                while current is not None and current not in walk_of:
+                    walk_of[current] = number
+                    current = self.parents.get(current)
+                if current is not None and walk_of[current] == number:
+                    self.parents[current] = None
         self._roots.clear()
         links = {uuid: parent for uuid, parent in self.parents.items() if uuid not in messages}
         return links | dict.fromkeys(missing)
-
-    def _break_cycles(self) -> None:
-        """Remove the parent of one line per cycle. Only a parent that follows its child can form one."""
-        walk_of: dict[str, int] = {}
-        for number, start in enumerate(self.parents):
-            current: str | None = start
-            while current is not None and current not in walk_of:
-                walk_of[current] = number
-                current = self.parents.get(current)
-            if current is not None and walk_of[current] == number:
-                self.parents[current] = None
 
 
 def get_parent(value: dict[str, Any]) -> str | None:
@@ -283,20 +316,6 @@ class RequestLog:
             return None
         self._used.add((session, shape))
         return self._shapes[shape]
-
-
-def get_shape_columns(line: SourceLine) -> dict[str, Any]:
-    shape = line.value.get("shape")
-    if not isinstance(shape, dict):
-        return {}
-    return {"system_text": _system_text(shape.get("system")), "tools": shape.get("tools") or None}
-
-
-def _system_text(system: Any) -> Any:
-    if isinstance(system, list):
-        texts = [block.get("text") if isinstance(block, dict) else block for block in system]
-        return "\n".join(text for text in texts if isinstance(text, str)) or None
-    return system or None
 
 
 def get_message(value: LineValue) -> LineValue:
@@ -332,30 +351,45 @@ def _to_error_block(block: Any) -> Any:
     return block
 
 
-def get_error(value: LineValue, content: Any) -> tuple[Any, Any]:
-    """Return (code, message) of an API error."""
-    codes = (value.get("apiErrorType"), value.get("error"), value.get("apiErrorStatus"))
-    code = next((code for code in codes if code not in (None, "", "unknown")), None)
-    errors = (block for block in content or () if isinstance(block, dict) and block.get("type") == "error")
-    message = next(errors, {}).get("message")
-    return code if code is None or isinstance(code, str) else str(code)[:100], message
-
-
-def get_columns(value: LineValue, message: LineValue) -> LineValue:
-    """Return the columns of the line's rows, except those of its blocks and its session."""
-    columns = {_LINE_COLUMNS[key]: field for key, field in value.items() if key in _LINE_COLUMNS and field is not None}
-    frame = {_FRAME[key]: field for key, field in value.items() if key in _FRAME and isinstance(field, str)}
-    if isinstance(api_id := message.get("id"), str):
-        frame["message_id"] = api_id
-    columns["raw_frame"] = frame
-    if (model := message.get("model")) != SYNTHETIC:
-        columns["model"] = model
-    if isinstance(attachment := value.get("attachment"), dict):
-        columns["attachment_type"] = attachment.get("type")
-        if (event := attachment.get("hookEvent")) is not None:
-            columns["hook_event"] = event
-    return columns
-
-
 def text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def held_line_key(response: str, offset: int) -> str:
+    """Return the key under which a single line of a response is held back."""
+    return f"{response}@{offset}"
+
+
+def get_counts(usage_block: Any) -> Counts | None:
+    """Return the counts of a line's usage, or None if it has none."""
+    if not isinstance(usage_block, dict):
+        return None
+    details = usage_block.get("output_tokens_details")
+    return (
+        usage_block.get("input_tokens"),
+        usage_block.get("output_tokens"),
+        usage_block.get("cache_read_input_tokens"),
+        usage_block.get("cache_creation_input_tokens"),
+        (details.get("thinking_tokens") or None) if isinstance(details, dict) else None,
+    )
+
+
+def merge_counts(older: Counts | None, newer: Counts) -> Counts:
+    """Return the newer counts, with the older value for each missing one."""
+    if older is None or None not in newer:
+        return newer
+    return (
+        older[0] if newer[0] is None else newer[0],
+        older[1] if newer[1] is None else newer[1],
+        older[2] if newer[2] is None else newer[2],
+        older[3] if newer[3] is None else newer[3],
+        older[4] if newer[4] is None else newer[4],
+    )
+
+
+def to_usage(counts: Counts) -> dict[str, Any]:
+    return {name: count for name, count in zip(_COUNT_NAMES, counts, strict=True) if count is not None}
+
+
+def _to_int(count: Any) -> int:
+    return count if type(count) is int else 0

@@ -36,13 +36,8 @@ PROVIDER = "hypaware"
 _OPEN = "# >>> hypaware: requests go through the gateway on this machine; `hyp client detach codex` takes this out"
 _CLOSE = "# <<< hypaware"
 _BUILT_IN = "openai"
-_OUR_URL = re.compile(
-    r"http://(?:127\.0\.0\.1|localhost|\[::1\]):\d+(?:"
-    + re.escape(CODEX_BASE)
-    + "|"
-    + re.escape(CODEX_CHATGPT_BASE)
-    + ")"
-)
+_OUR_PATH = "|".join(map(re.escape, (CODEX_BASE, CODEX_CHATGPT_BASE)))
+_OUR_URL = re.compile(rf"http://(?:127\.0\.0\.1|localhost|\[::1\]):\d+(?:{_OUR_PATH})")
 
 
 class CodexSettings:
@@ -72,14 +67,13 @@ class CodexSettings:
         expected.setdefault("model_providers", {})[PROVIDER] = _provider_table(base_url)
         check_meaning(settings_file.apply_splices(text, edits), expected)
         own = None if chatgpt else config.get("openai_base_url") or environment.get("OPENAI_BASE_URL")
+        own = own.rstrip("/") if own else None
         return SettingsEdit(
             splices=edits,
             base_url=base_url,
             ours={"base_urls": [base_url]},
             before={"model_provider": config.get("model_provider")},
-            upstream=PreviousUpstream(prefix, own.rstrip("/"))
-            if own and not _OUR_URL.fullmatch(own.rstrip("/"))
-            else None,
+            upstream=PreviousUpstream(prefix, own) if own and not _OUR_URL.fullmatch(own) else None,
             notes=notes,
         )
 
@@ -110,8 +104,13 @@ class CodexSettings:
     def detach(self, text: str, record: AttachRecord | None) -> str:
         config = parse_config(text)
         before: Mapping[str, Any] = record.before if record else {}
-        if (chosen := before.get("provider")) is not None:
-            return self._without_gateway(text, config, str(chosen), str(before["base_url"]), record)
+        if record and (chosen := before.get("provider")) is not None:
+            theirs = config.get("model_providers", {}).get(chosen, {})
+            if theirs.get("base_url") not in record.ours.get("base_urls", ()):
+                return text
+            theirs["base_url"] = str(before["base_url"])
+            edit = edit_value(text, ("model_providers", str(chosen), "base_url"), theirs["base_url"], config)
+            return settings_file.apply_splices(text, [edit])
         if PROVIDER not in config.get("model_providers", {}) and config.get("model_provider") != PROVIDER:
             return text
         expected = deepcopy(config)
@@ -125,25 +124,15 @@ class CodexSettings:
                     text = set_value(text, ("model_provider",), earlier)
         providers = expected.get("model_providers", {})
         ours = providers.pop(PROVIDER, {})
-        remaining = {key: value for key, value in ours.items() if not _is_our_setting(key, value, record)}
+        url, our_urls = ours.get("base_url"), record.ours.get("base_urls", ()) if record else ()
+        is_our_url = url in our_urls or _OUR_URL.fullmatch(str(url)) is not None
+        written = _provider_table(url if is_our_url else None)
+        remaining = {key: value for key, value in ours.items() if written.get(key) != value}
         if remaining:
             providers[PROVIDER] = remaining
         if not providers and "model_providers" in expected:
             del expected["model_providers"]
         return _without_the_rest(text, expected)
-
-    @staticmethod
-    def _without_gateway(
-        text: str, config: Mapping[str, Any], chosen: str, theirs: str, record: AttachRecord | None
-    ) -> str:
-        current = config.get("model_providers", {}).get(chosen, {}).get("base_url")
-        if record is None or current not in record.ours.get("base_urls", ()):
-            return text
-        expected = deepcopy(dict(config))
-        expected["model_providers"][chosen]["base_url"] = theirs
-        return settings_file.apply_splices(
-            text, [edit_value(text, ("model_providers", chosen, "base_url"), theirs, expected)]
-        )
 
     def base_url(self, text: str) -> str | None:
         config = parse_config(text)
@@ -156,7 +145,7 @@ def codex_home(environment: Environment) -> Path:
     return Path(environment.get("CODEX_HOME") or Path(environment["HOME"]) / ".codex")
 
 
-def _provider_table(base_url: str) -> dict[str, Any]:
+def _provider_table(base_url: str | None) -> dict[str, Any]:
     return {
         "name": "OpenAI through HypAware",
         "base_url": base_url,
@@ -164,12 +153,6 @@ def _provider_table(base_url: str) -> dict[str, Any]:
         "wire_api": "responses",
         "supports_websockets": False,
     }
-
-
-def _is_our_setting(key: str, value: Any, record: AttachRecord | None) -> bool:
-    if key == "base_url":
-        return bool(record and value in record.ours.get("base_urls", ())) or bool(_OUR_URL.fullmatch(str(value)))
-    return bool(_provider_table("").get(key) == value)
 
 
 def _make_splices(text: str, config: Mapping[str, Any], base_url: str) -> Iterator[Splice]:

@@ -5,8 +5,7 @@ conversation id. The session id is that of the session to which the thread belon
 parent's session.
 
 Rollouts are `<CODEX_HOME or ~/.codex>/sessions/**/rollout-*.{jsonl,json}`. Links are followed; each folder and file
-is visited once. Known locations with history in unsupported formats are only checked for existence and reported as
-events.
+is visited once. Known locations with history in unsupported formats are reported as events.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from typing import Any
 
 from hypaware.clients.client import Environment, ImportItem, Provenance, ProviderEvent, Source
 from hypaware.clients.codex import rollout
-from hypaware.clients.codex.rollout import Payload, RolloutDocument, RolloutThread, absolute_folder
-from hypaware.clients.reader import SourceReader, SourceSnapshot
+from hypaware.clients.codex.rollout import Payload, RolloutThread, absolute_folder, text_or_none
+from hypaware.clients.reader import SourceLine, SourceReader, SourceSnapshot
 from hypaware.model.columns import format_timestamp
 from hypaware.model.expand import Exchange, Message
 from hypaware.model.sanitize import to_utc_text
@@ -58,19 +57,6 @@ def printable(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def _each_once(paths: list[Path]) -> Iterator[Source | ProviderEvent]:
-    seen: set[tuple[int, int]] = set()
-    for path in sorted(paths):
-        try:
-            status = path.stat()
-        except OSError as error:
-            yield _unreadable_event(path, error)
-            continue
-        if (inode := (status.st_dev, status.st_ino)) not in seen:
-            seen.add(inode)
-            yield Source(path)
-
-
 def _walk(top: Path) -> Iterator[Path | ProviderEvent]:
     """Yield the paths of rollout files, and events for unreadable folders."""
     folders, seen = [top], set[tuple[int, int]]()
@@ -101,34 +87,21 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False
-
-
 def _unreadable_event(path: Path, error: OSError) -> ProviderEvent:
     return ProviderEvent("unreadable", {"path": printable(path), "reason": os.strerror(error.errno or 0)})
 
 
-def _other_files(codex_home: Path) -> Iterator[ProviderEvent]:
-    """Yield events for other files in Codex's folder: prompts without responses, logs, archived rollouts."""
+def _other_history(home: Path, codex_home: Path) -> Iterator[ProviderEvent]:
+    """Yield events for history that is not imported: prompts without responses, logs, archives, apps, browsers."""
     for name in ("history.jsonl", "history.json", "log"):
-        if _exists(codex_home / name):
+        if os.access(codex_home / name, os.F_OK):
             yield ProviderEvent("diagnostic_only", {"path": printable(codex_home / name)})
-    if _exists(codex_home / "archived_sessions"):
-        yield ProviderEvent(
-            "unsupported_location", {"kind": "archived", "path": printable(codex_home / "archived_sessions")}
-        )
-
-
-def _apps_and_browsers(home: Path) -> Iterator[ProviderEvent]:
-    browsers = tuple(f"{browser}/{_CHROMIUM_STORAGE}" for browser in _CHROMIUMS)
-    for kind, places in (("app", _APPS), ("browser", browsers)):
-        for place in places:
-            if _exists(home / place):
-                yield ProviderEvent("unsupported_location", {"kind": kind, "path": printable(home / place)})
+    places = [("archived", codex_home / "archived_sessions")]
+    places += [("app", home / app) for app in _APPS]
+    places += [("browser", home / browser / _CHROMIUM_STORAGE) for browser in _CHROMIUMS]
+    for kind, path in places:
+        if os.access(path, os.F_OK):
+            yield ProviderEvent("unsupported_location", {"kind": kind, "path": printable(path)})
 
 
 class CodexHistory:
@@ -140,8 +113,7 @@ class CodexHistory:
     def find(self, environment: Environment) -> Iterator[Source | ProviderEvent]:
         home = Path(environment.get("HOME") or "~").expanduser()
         codex_home = Path(environment.get("CODEX_HOME") or home / ".codex")
-        yield from _other_files(codex_home)
-        yield from _apps_and_browsers(home)
+        yield from _other_history(home, codex_home)
         sessions = codex_home / "sessions"
         paths: list[Path] = []
         compressed = 0
@@ -158,7 +130,16 @@ class CodexHistory:
             )
         if not paths:
             yield ProviderEvent("no_history", {"path": printable(sessions)})
-        yield from _each_once(paths)
+        seen: set[tuple[int, int]] = set()
+        for path in sorted(paths):
+            try:
+                status = path.stat()
+            except OSError as error:
+                yield _unreadable_event(path, error)
+                continue
+            if (inode := (status.st_dev, status.st_ino)) not in seen:
+                seen.add(inode)
+                yield Source(path)
 
     def first_time(self, head: bytes) -> str | None:
         times = (to_utc_text(found[1].decode("ascii")) for found in _TIMESTAMP.finditer(head))
@@ -167,10 +148,13 @@ class CodexHistory:
     def read(self, reader: SourceReader, environment: Environment) -> Iterator[ImportItem | ProviderEvent]:
         document = rollout.read_document(reader)
         if document is None:
-            thread = rollout.read_thread(reader)
+            thread = RolloutThread()
+            thread.read(reader)
             messages = _line_messages(reader, thread)
         else:
-            thread = RolloutThread(meta=document.session, cwd=absolute_folder(document.session.get("cwd")))
+            session = document.get("session")
+            meta: Payload = session if isinstance(session, dict) else {}
+            thread = RolloutThread(meta, cwd=absolute_folder(meta.get("cwd")))
             messages = _document_messages(reader, document)
         yield _build_item(reader.source, thread, messages)
 
@@ -178,8 +162,8 @@ class CodexHistory:
 def _build_item(source: SourceSnapshot, thread: RolloutThread, messages: Iterable[Message]) -> ImportItem:
     meta = thread.meta
     in_name = _UUID.search(source.path.name)
-    conversation = _text_or_none(meta.get("id")) or (in_name.group() if in_name else source.path.stem)
-    session = _text_or_none(meta.get("session_id")) or conversation
+    conversation = text_or_none(meta.get("id")) or (in_name.group() if in_name else source.path.stem)
+    session = text_or_none(meta.get("session_id")) or conversation
     columns, attributes = _shared_facts(thread)
     attributes["session_id"] = session
     if conversation != session:
@@ -189,7 +173,7 @@ def _build_item(source: SourceSnapshot, thread: RolloutThread, messages: Iterabl
         session_id=session,
         conversation_id=conversation,
         client_name="codex",
-        client_version=_text_or_none(meta.get("cli_version")),
+        client_version=text_or_none(meta.get("cli_version")),
         started_at=to_utc_text(meta.get("timestamp")) or thread.first_time,
         fallback_time=_fallback_time(source),
         columns=columns,
@@ -206,24 +190,24 @@ def _shared_facts(thread: RolloutThread) -> tuple[dict[str, Any], dict[str, Any]
     found = meta.get("git")
     git: Payload = found if isinstance(found, dict) else {}
     policy = turn.get("sandbox_policy")
-    sandbox = _text_or_none(policy.get("type")) if isinstance(policy, dict) else None
-    sandbox = sandbox or _text_or_none(turn.get("sandbox"))
-    remote = _text_or_none(git.get("repository_url")) or _text_or_none(git.get("origin_url"))
+    sandbox = text_or_none(policy.get("type")) if isinstance(policy, dict) else None
+    sandbox = sandbox or text_or_none(turn.get("sandbox"))
+    remote = text_or_none(git.get("repository_url")) or text_or_none(git.get("origin_url"))
     remote = None if remote is None else strip_url_credentials(remote)
-    commit = _text_or_none(git.get("commit_hash")) or _text_or_none(git.get("commit"))
-    thread_source = _text_or_none(meta.get("thread_source"))
+    commit = text_or_none(git.get("commit_hash")) or text_or_none(git.get("commit"))
+    thread_source = text_or_none(meta.get("thread_source"))
     columns = {
         "conversation_source": "codex",
-        "model": _text_or_none(turn.get("model")),
+        "model": text_or_none(turn.get("model")),
         "cwd": thread.cwd,
-        "git_branch": _text_or_none(git.get("branch")),
+        "git_branch": text_or_none(git.get("branch")),
         "git_remote": remote,
         "head_sha": commit,
-        "entrypoint": _text_or_none(meta.get("originator")),
+        "entrypoint": text_or_none(meta.get("originator")),
         "user_type": thread_source,
         "permission_mode": sandbox,
         "is_sidechain": None if thread_source is None else thread_source == "subagent",
-        "parent_thread_id": _text_or_none(meta.get("parent_thread_id")),
+        "parent_thread_id": text_or_none(meta.get("parent_thread_id")),
     }
     has_changes = git.get("has_changes")
     attributes = {
@@ -233,19 +217,11 @@ def _shared_facts(thread: RolloutThread) -> tuple[dict[str, Any], dict[str, Any]
         "sandbox": sandbox,
         "originator": columns["entrypoint"],
         "thread_source": thread_source,
-        "model_provider": _text_or_none(meta.get("model_provider")),
-        "source": _text_or_none(meta.get("source")),
+        "model_provider": text_or_none(meta.get("model_provider")),
+        "source": text_or_none(meta.get("source")),
         "has_changes": has_changes if isinstance(has_changes, bool) else None,
     }
-    return _without_nulls(columns), _without_nulls(attributes)
-
-
-def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) and value.strip() else None
+    return columns, {name: value for name, value in attributes.items() if value is not None}
 
 
 def _fallback_time(source: SourceSnapshot) -> tuple[str, str]:
@@ -257,25 +233,25 @@ def _fallback_time(source: SourceSnapshot) -> tuple[str, str]:
 
 
 def _line_messages(reader: SourceReader, thread: RolloutThread) -> Iterator[Message]:
-    for slot in thread.slots:
+    for slot in thread.carriers.slots:
         value = slot.line.value
         created_at = value.get("timestamp")
         wanted = reader.wants(slot.line, to_utc_text(created_at), new=slot.new)
         if slot.new and not wanted:
-            for offset in slot.counts_at:
-                reader.exclude_with(offset)
+            reader.excluded_with += [(offset, offset + 1) for offset in slot.counts_at]
         fresh = wanted and not slot.held
         yield _build_message(value["payload"], created_at, fresh, reader.skipped, slot.usage)
 
 
-def _document_messages(reader: SourceReader, document: RolloutDocument) -> Iterator[Message]:
+def _document_messages(reader: SourceReader, document: Payload) -> Iterator[Message]:
     skipped = reader.skipped
-    for payload in document.items:
+    whole = SourceLine(reader, 0, reader.source.size, document)
+    for payload in document["items"]:
         if not isinstance(payload, dict):
             skipped["not_an_object"] += 1
         elif rollout.makes_message(payload):
             created_at = payload.get("timestamp")
-            yield _build_message(payload, created_at, reader.wants(document.line, to_utc_text(created_at)), skipped)
+            yield _build_message(payload, created_at, reader.wants(whole, to_utc_text(created_at)), skipped)
         else:
             skipped[rollout.item_skip_reason(payload) or rollout.unknown_type_reason(payload.get("type"), skipped)] += 1
 

@@ -2,8 +2,7 @@
 
 A file has lines `{timestamp, type, payload}`. The first pass collects the values that all messages share
 (session_meta, turn_context), which lines are messages, and which of them carry token counts. The messages are built
-from the same lines later, when the exchange is expanded, so that a large file is never in memory as a whole. Lines
-count in file order.
+from the same lines later, so that a large file is never in memory as a whole. Lines count in file order.
 
 In the old form a file is one JSON document `{session, items}`, without times or token counts. It does not grow; it is
 rewritten. Every import therefore reads all items, and the key index drops the known ones.
@@ -29,37 +28,25 @@ from hypaware.model import canonical
 from hypaware.model.sanitize import to_utc_text
 
 Payload = dict[str, Any]
-RoleAndBlocks = tuple[str, list[dict[str, Any]]]
-"""Role and blocks."""
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _CALLS = ("function_call", "custom_tool_call")
 _REASONING_TEXTS = _TEXTS | {"summary_text", "reasoning_text"}
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
-_NAME_LENGTH = 40
 _MAX_NAMES = 20
 # Known items that are not part of the conversation.
 _BOOKKEEPING_ITEMS = frozenset(
-    {
-        "additional_tools",
-        "agent_message",
-        "compaction",
-        "compaction_summary",
-        "compaction_trigger",
-        "context_compaction",
-        "ghost_snapshot",
-        "other",
-    }
+    [
+        *("additional_tools", "agent_message", "compaction", "compaction_summary", "compaction_trigger"),
+        *("context_compaction", "ghost_snapshot", "other"),
+    ]
 )
 _HEAD_BYTES = 64 << 10
 _READ_LINES = frozenset({"event_msg", "response_item", "session_meta", "token_usage_record", "turn_context"})
 _BOOKKEEPING_LINES = frozenset(
-    {
-        "compacted",
-        "inter_agent_communication",
-        "inter_agent_communication_metadata",
-        "security_risk_score",
-        "world_state",
-    }
+    [
+        *("compacted", "inter_agent_communication", "inter_agent_communication_metadata"),
+        *("security_risk_score", "world_state"),
+    ]
 )
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
 
@@ -74,44 +61,31 @@ class RolloutThread:
     cwd: str | None = None
     """The session's working folder, or else that of the first turn that has one."""
     first_time: str | None = None
-    slots: list[MessageSlot] = field(default_factory=list)
+    carriers: UsageCarriers = field(default_factory=UsageCarriers)
+    _tally: UsageCounter = field(default_factory=UsageCounter)
+    _ids: set[str | None] = field(default_factory=set)
+    _has_meta: bool = False
+    _own_from: int = 0
 
-
-def read_thread(reader: SourceReader) -> RolloutThread:
-    return _FirstPass(reader).run()
-
-
-class _FirstPass:
-    def __init__(self, reader: SourceReader) -> None:
-        self._reader = reader
-        self._thread = RolloutThread()
-        self._carriers = UsageCarriers()
-        self._tally = UsageCounter()
-        self._ids: set[str | None] = set()
-        self._has_meta = False
-        self._own_from = 0
-
-    def run(self) -> RolloutThread:
-        thread, reader = self._thread, self._reader
+    def read(self, reader: SourceReader) -> None:
+        """Make the first pass over the lines of a file."""
         for line in reader.lines():
             value = line.value
             new = reader.is_new(line.offset, held_key(line.offset))
-            if thread.first_time is None:
-                thread.first_time = to_utc_text(value.get("timestamp"))
-            reason = self._add(line, value, new)
+            if self.first_time is None:
+                self.first_time = to_utc_text(value.get("timestamp"))
+            reason = self._add(line, value, new, reader.skipped)
             if reason is not None and new:
                 reader.skipped[reason] += 1
         # The columns that all rows share are unknown until the first turn has begun.
-        self._carriers.close(reader, hold_all=not thread.turn)
-        thread.slots = self._carriers.slots
-        return thread
+        self.carriers.close(reader, hold_all=not self.turn)
 
-    def _add(self, line: SourceLine, value: dict[str, Any], new: bool) -> str | None:
+    def _add(self, line: SourceLine, value: dict[str, Any], new: bool, skipped: Counter[str]) -> str | None:
         """Add a line; return a reason to count it as skipped, or None."""
         kind, payload, ordinal = value.get("type"), value.get("payload"), value.get("ordinal")
         if not isinstance(kind, str) or kind not in _READ_LINES:
             known = isinstance(kind, str) and kind in _BOOKKEEPING_LINES
-            return "bookkeeping" if known else unknown_type_reason(kind, self._reader.skipped)
+            return "bookkeeping" if known else unknown_type_reason(kind, skipped)
         if not isinstance(payload, dict):
             return "no_payload"
         if isinstance(ordinal, int) and ordinal < self._own_from:
@@ -119,12 +93,20 @@ class _FirstPass:
         counted = None
         match kind:
             case "response_item":
-                return self._add_item(line, payload, new)
+                return self._add_item(line, payload, new, skipped)
+            case "session_meta" if self._has_meta:
+                return "bookkeeping"
             case "session_meta":
-                return self._set_meta(payload)
+                self._has_meta = True
+                self.meta = payload
+                self.cwd = absolute_folder(payload.get("cwd")) or self.cwd
+                own_from = payload.get("subagent_history_start_ordinal")
+                self._own_from = own_from if isinstance(own_from, int) else 0
+                bases = (payload.get("forked_from_id"), payload.get("history_base"))
+                self._tally.is_fork = bases != (None, None)
             case "turn_context":
-                self._thread.turn = self._thread.turn or payload
-                self._thread.cwd = self._thread.cwd or absolute_folder(payload.get("cwd"))
+                self.turn = self.turn or payload
+                self.cwd = self.cwd or absolute_folder(payload.get("cwd"))
             case "token_usage_record":
                 counted = self._tally.add_record(payload)
             case _ if payload.get("type") == "token_count":
@@ -132,12 +114,12 @@ class _FirstPass:
             case _:
                 return "bookkeeping"
         if counted is not None:
-            self._carriers.add_counts(line.offset, counted, new=new)
+            self.carriers.add_counts(line.offset, counted, new=new)
         return None
 
-    def _add_item(self, line: SourceLine, payload: Payload, new: bool) -> str | None:
+    def _add_item(self, line: SourceLine, payload: Payload, new: bool, skipped: Counter[str]) -> str | None:
         if not makes_message(payload):
-            return item_skip_reason(payload) or unknown_type_reason(payload.get("type"), self._reader.skipped)
+            return item_skip_reason(payload) or unknown_type_reason(payload.get("type"), skipped)
         own_id = get_item_id(payload)
         repeated = own_id in self._ids
         if own_id is not None:
@@ -146,31 +128,11 @@ class _FirstPass:
         can_carry = not repeated and can_carry_usage(payload)
         if can_carry:
             self._tally.add_response()
-        self._carriers.add_message(MessageSlot(line, new), role=get_item_role(payload), can_carry=can_carry)
-        return None
-
-    def _set_meta(self, payload: Payload) -> str | None:
-        if self._has_meta:
-            return "bookkeeping"
-        self._has_meta = True
-        self._thread.meta = payload
-        if (named := absolute_folder(payload.get("cwd"))) is not None:
-            self._thread.cwd = named
-        own_from = payload.get("subagent_history_start_ordinal")
-        self._own_from = own_from if isinstance(own_from, int) else 0
-        self._tally.is_fork = payload.get("forked_from_id") is not None or payload.get("history_base") is not None
+        self.carriers.add_message(MessageSlot(line, new), role=get_item_role(payload), can_carry=can_carry)
         return None
 
 
-@dataclass(frozen=True)
-class RolloutDocument:
-    session: dict[str, Any]
-    items: list[Any]
-    line: SourceLine
-    """The whole document as one line."""
-
-
-def read_document(reader: SourceReader) -> RolloutDocument | None:
+def read_document(reader: SourceReader) -> Payload | None:
     """Return the file as a document of the old form, or None if it has another form."""
     head = reader.bytes_at(0, min(_HEAD_BYTES, reader.source.size))
     first, newline, rest = head.partition(b"\n")
@@ -179,11 +141,7 @@ def read_document(reader: SourceReader) -> RolloutDocument | None:
         return None
     whole = reader.read_all()
     found = None if whole is None else _parse_or_none(whole)
-    if not isinstance(found, dict) or not isinstance(found.get("items"), list):
-        return None
-    session = found.get("session")
-    line = SourceLine(reader, 0, reader.source.size, found)
-    return RolloutDocument(session if isinstance(session, dict) else {}, found["items"], line)
+    return found if isinstance(found, dict) and isinstance(found.get("items"), list) else None
 
 
 def _parse_or_none(data: bytes) -> Any:
@@ -213,23 +171,25 @@ def item_skip_reason(payload: Payload) -> str | None:
 
 def unknown_type_reason(kind: Any, skipped: Counter[str]) -> str:
     """Return the skip reason for an unknown type: printable, short, and limited in number."""
-    name = _UNSAFE.sub("?", kind[:_NAME_LENGTH]) if isinstance(kind, str) and kind else "none"
+    name = _UNSAFE.sub("?", kind[:40]) if isinstance(kind, str) and kind else "none"
     reason = f"unknown_type:{name}"
     if reason not in skipped and sum(known.startswith("unknown_type:") for known in skipped) >= _MAX_NAMES:
         return "unknown_type:others"
     return reason
 
 
+def text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) and value.strip() else None
+
+
 def get_item_id(payload: Payload) -> str | None:
-    given = payload.get("id")
-    return given if isinstance(given, str) and given.strip() else None
+    return text_or_none(payload.get("id"))
 
 
 def get_item_role(payload: Payload) -> str:
     item_type = payload.get("type")
     if item_type == "message":
-        role = payload.get("role")
-        return role if isinstance(role, str) and role.strip() else "user"
+        return text_or_none(payload.get("role")) or "user"
     return "tool" if _is_output(item_type) else "assistant"
 
 
@@ -238,7 +198,7 @@ def can_carry_usage(payload: Payload) -> bool:
     return payload.get("type") != "reasoning" and get_item_role(payload) == "assistant"
 
 
-def convert_item(payload: Payload, skipped: Counter[str]) -> RoleAndBlocks:
+def convert_item(payload: Payload, skipped: Counter[str]) -> tuple[str, list[dict[str, Any]]]:
     """Return the role and blocks of an item's message, and count blocks without text as skipped."""
     item_type, role = payload.get("type"), get_item_role(payload)
     if item_type == "message":
@@ -251,7 +211,10 @@ def convert_item(payload: Payload, skipped: Counter[str]) -> RoleAndBlocks:
         return role, [{"type": "thinking", "thinking": _reasoning_text(payload)}]
     call_id = payload.get("call_id")
     if _is_output(item_type):
-        return role, [{"type": "tool_result", "tool_use_id": call_id, "content": _output_text(payload)}]
+        named = (payload.get(name) for name in ("output", "content", "text"))
+        output = next((each for each in named if each is not None), payload)
+        text = output if isinstance(output, str) else _dumps_in_order(output)
+        return role, [{"type": "tool_result", "tool_use_id": call_id, "content": text}]
     call = {"type": "tool_use", "id": call_id or payload.get("id"), "name": payload.get("name")}
     return role, [{**call, "input": _parse_arguments(payload)}]
 
@@ -277,10 +240,8 @@ def _list_texts(content: Any, types: frozenset[str]) -> list[str]:
 
 
 def _reasoning_text(payload: Payload) -> str:
-    texts = _list_texts(payload.get("summary"), _REASONING_TEXTS) or _list_texts(
-        payload.get("content"), _REASONING_TEXTS
-    )
-    return "\n".join(texts)
+    summary = _list_texts(payload.get("summary"), _REASONING_TEXTS)
+    return "\n".join(summary or _list_texts(payload.get("content"), _REASONING_TEXTS))
 
 
 def _parse_arguments(payload: Payload) -> Any:
@@ -293,11 +254,6 @@ def _parse_arguments(payload: Payload) -> Any:
         return canonical.loads(given)
     except (ValueError, RecursionError):
         return given
-
-
-def _output_text(payload: Payload) -> str:
-    given = next((found for name in ("output", "content", "text") if (found := payload.get(name)) is not None), payload)
-    return given if isinstance(given, str) else _dumps_in_order(given)
 
 
 def _dumps_in_order(value: Any) -> str:

@@ -1,15 +1,13 @@
 """Token counts of a Codex thread: count each response once, and assign the counts to messages.
 
 A `token_count` event contains a snapshot: the running total and what the last response added. It is repeated whenever
-something else changes (rate limits), contains an estimate instead of the last figures after a compaction, and has no
-figures before the first response of a process. Newer versions also write a `token_usage_record` per response, before
-its snapshot. Therefore figures count when the running total has changed, and a record and its snapshot count once. A
-total that restarts (older versions, on resume) or starts at the parent's (forks) is not a figure of this file: only
-what the last response added is counted, never the total.
+something else changes (rate limits), contains an estimate after a compaction, and has no figures before the first
+response of a process. Newer versions also write a `token_usage_record` per response, before its snapshot. Therefore
+figures count when the running total has changed, and a record and its snapshot count once. The total itself never
+counts: it may restart (older versions, on resume) or start at the parent's (forks).
 
-The counts of a response follow its messages, so they go to the last message of the turn that can carry them (text or
-a tool call of the model); a turn begins with the user's message. Counts belong to the import that first reads their
-line. An imported message cannot change any more, therefore:
+Counts follow their messages, so they go to the last message of the turn that can carry them (text or a tool call of the
+model); a turn begins with the user's message. An imported message cannot change any more, therefore:
 
 - while the file is being written, messages after the turn's last counts are held back, because counts may follow;
 - counts whose message was imported earlier wait for the next message that can carry them, in a later turn if necessary;
@@ -30,12 +28,8 @@ from hypaware.clients.reader import SourceLine, SourceReader
 
 _MAX_COUNT = 2**53
 _FIGURE_NAMES = (
-    "input_tokens",
-    "cached_input_tokens",
-    "cache_write_input_tokens",
-    "output_tokens",
-    "reasoning_output_tokens",
-    "total_tokens",
+    *("input_tokens", "cached_input_tokens", "cache_write_input_tokens"),
+    *("output_tokens", "reasoning_output_tokens", "total_tokens"),
 )
 
 
@@ -53,9 +47,6 @@ class TokenFigure(NamedTuple):
     def is_measured(self) -> bool:
         """False for an estimate of the context size, which has only a total."""
         return any(self[:-1])
-
-    def minus(self, other: TokenFigure) -> TokenFigure:
-        return TokenFigure(*(max(0, mine - theirs) for mine, theirs in zip(self, other, strict=True)))
 
     def as_usage(self) -> dict[str, int]:
         usage = {
@@ -123,7 +114,7 @@ class UsageCounter:
         if isinstance(response, str):
             before, self._responses[response] = self._responses.get(response), used
             if before is not None:
-                more = used.minus(before)
+                more = TokenFigure(*(max(0, now - then) for now, then in zip(used, before, strict=True)))
                 return more if more.is_measured else None
         known = self._counted_by == "snapshot" and self._is_known(total, used)
         self._total = total
@@ -174,7 +165,9 @@ class UsageCarriers:
 
     def add_message(self, slot: MessageSlot, *, role: str, can_carry: bool) -> None:
         if role == "user":
-            self._end_turn()
+            self._carrier = self._unfinished = None
+            self.dropped += len(self._early)
+            self._early = []
         elif role == "assistant" and slot.new and self._unfinished is None:
             self._unfinished = len(self.slots)
         self.slots.append(slot)
@@ -209,11 +202,6 @@ class UsageCarriers:
         reader.held.update(held_key(offset) for offset, _ in self._late)
         unassigned = {"usage_without_message": self.dropped, "usage_waiting": len(self._late) if quiet else 0}
         reader.skipped.update({reason: count for reason, count in unassigned.items() if count})
-
-    def _end_turn(self) -> None:
-        self._carrier = self._unfinished = None
-        self.dropped += len(self._early)
-        self._early = []
 
 
 def held_key(offset: int) -> str:

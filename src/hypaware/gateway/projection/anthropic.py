@@ -13,13 +13,12 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from hypaware.clients.claude.responses import Counts, get_counts, merge_counts, to_usage
+from hypaware.clients.claude.index import Counts, get_counts, merge_counts, to_usage
 from hypaware.gateway.exchange import DecodedExchange, SseEvent
 from hypaware.gateway.projection.turn import (
     Block,
     CallKind,
     ModelResponse,
-    RequestSender,
     Turn,
     TurnPart,
     as_list,
@@ -49,41 +48,39 @@ _SIDE_MARKERS = (
 )
 DIALECT = "anthropic_messages"
 _LEGACY_USER_ID = re.compile(r"_session_([0-9A-Za-z-]{8,64})$")
-_CALL_TYPES = ("tool_use", "server_tool_use")
-_RESULT_TYPES = ("tool_result", "web_search_tool_result")
-_REASONING_TYPES = ("thinking", "redacted_thinking")
-_REMINDER = "<system-reminder>"
 _UNFINISHED_REASONS = frozenset({"max_tokens", "pause_turn", "model_context_window_exceeded", "error"})
 # The block that a delta continues if no event started it.
 _IMPLICIT_BLOCKS = {"text_delta": {"type": "text", "text": ""}, "thinking_delta": {"type": "thinking", "thinking": ""}}
 
 
 def read_messages(decoded: DecodedExchange) -> Turn:
-    body, sender = as_mapping(decoded.request), identify_sender(decoded)
-    is_claude = sender.name == "claude"
-    user = body.get("metadata")
-    user_id = as_mapping(user).get("user_id")
-    history = [part for message in as_list(body.get("messages")) for part in _message_parts(as_mapping(message))]
+    body = as_mapping(decoded.request)
+    client, version, remarks = identify_sender(decoded)
+    user_id = as_mapping(body.get("metadata")).get("user_id")
+    messages = [as_mapping(message) for message in as_list(body.get("messages"))]
     agent_id = as_text(decoded.request_headers.get("x-claude-code-agent-id"))
     return Turn(
         dialect=DIALECT,
-        kind=_classify_call(decoded.path, body, is_claude),
+        kind=_classify_call(decoded.path, body, client == "claude"),
         session_id=_find_session_id(decoded, body, user_id),
-        history=history,
+        history=[
+            part
+            for message in messages
+            if (role := as_text(message.get("role"))) is not None
+            for part in _build_parts(role, to_blocks(message.get("content")))
+        ],
         response=_read_response(decoded),
         agent_id=agent_id,
-        client_name=sender.name,
-        client_version=sender.version,
+        client_name=client,
+        client_version=version,
         system_text=_system_text(body.get("system")),
         tools=body.get("tools") or None,
-        columns=_columns(decoded, sender, agent_id, user_id),
+        columns=_claude_columns(decoded, remarks, agent_id) if client == "claude" else {"user_id": as_text(user_id)},
     )
 
 
-def _columns(decoded: DecodedExchange, sender: RequestSender, agent_id: str | None, user_id: Any) -> dict[str, Any]:
-    if sender.name != "claude":
-        return {"user_id": as_text(user_id)}
-    user_type, entrypoint = (*sender.remarks, None, None)[:2]
+def _claude_columns(decoded: DecodedExchange, remarks: list[str], agent_id: str | None) -> dict[str, Any]:
+    user_type, entrypoint = (*remarks, None, None)[:2]
     # Only clients that send the session id as a header also send the agent id as one.
     sends_agent_ids = agent_id is not None or "x-claude-code-session-id" in decoded.request_headers
     return {
@@ -96,14 +93,13 @@ def _columns(decoded: DecodedExchange, sender: RequestSender, agent_id: str | No
 
 
 def _find_session_id(decoded: DecodedExchange, body: dict[str, Any], user_id: Any) -> str:
-    session_id = as_text(as_mapping(parse_json(user_id)).get("session_id"))
     legacy = _LEGACY_USER_ID.search(user_id) if isinstance(user_id, str) else None
-    session_id = (
-        session_id
+    return (
+        as_text(as_mapping(parse_json(user_id)).get("session_id"))
         or (legacy.group(1) if legacy else None)
         or as_text(decoded.request_headers.get("x-claude-code-session-id"))
+        or short_hash(DIALECT, *opening_texts(body.get("system"), body.get("messages")))
     )
-    return session_id or short_hash(DIALECT, *opening_texts(body.get("system"), body.get("messages")))
 
 
 def _system_text(system: Any) -> str | None:
@@ -127,7 +123,10 @@ def _classify_call(path: str, body: dict[str, Any], is_claude: bool) -> CallKind
     if not is_claude:
         return CallKind.TURN
     messages = as_list(body.get("messages"))
-    prompt = _last_text(messages)
+    content = as_mapping(messages[-1]).get("content") if messages else None
+    blocks = [{"text": content}] if isinstance(content, str) else as_list(content)
+    texts = (as_mapping(block).get("text") for block in reversed(blocks))
+    prompt = next((each for each in texts if isinstance(each, str)), "")
     if prompt.startswith(_SUMMARY_PROMPTS) and _SUMMARY_TASK in prompt:
         return CallKind.COMPACTION
     if body.get("tools") or len(messages) != 1:
@@ -135,25 +134,11 @@ def _classify_call(path: str, body: dict[str, Any], is_claude: bool) -> CallKind
     if prompt == "Warmup":
         return CallKind.WARMUP
     system = join_texts(body.get("system")) or ""
-    if any(marker in system for marker in _TITLE_SYSTEM_MARKERS) or any(
-        marker in prompt for marker in _TITLE_PROMPT_MARKERS
-    ):
+    is_title = any(marker in system for marker in _TITLE_SYSTEM_MARKERS)
+    if is_title or any(marker in prompt for marker in _TITLE_PROMPT_MARKERS):
         return CallKind.TITLE
     is_quota_check = prompt == "quota" and body.get("max_tokens") == 1
     return CallKind.SIDE if is_quota_check or any(marker in system for marker in _SIDE_MARKERS) else CallKind.TURN
-
-
-def _last_text(messages: list[Any]) -> str:
-    content = as_mapping(messages[-1]).get("content") if messages else None
-    if isinstance(content, str):
-        return content
-    texts = (as_mapping(block).get("text") for block in reversed(as_list(content)))
-    return next((each for each in texts if isinstance(each, str)), "")
-
-
-def _message_parts(message: dict[str, Any]) -> list[TurnPart]:
-    role = as_text(message.get("role"))
-    return [] if role is None else _build_parts(role, to_blocks(message.get("content")))
 
 
 def _build_parts(role: str, blocks: list[Any], finished: int | None = None) -> list[TurnPart]:
@@ -176,16 +161,16 @@ def _build_parts(role: str, blocks: list[Any], finished: int | None = None) -> l
 def _block_part(role: str, block: Block, index: int) -> TurnPart:
     kind, text_value = block.get("type"), block.get("text")
     part = TurnPart(role, [without_cache_control(block)], block_index=index, provider_type=role)
-    if kind in _CALL_TYPES:
+    if kind in ("tool_use", "server_tool_use"):
         part.unique_id = as_text(block.get("id"))
-    elif kind in _RESULT_TYPES:
+    elif kind in ("tool_result", "web_search_tool_result"):
         part.unique_id = as_text(block.get("tool_use_id"))
-    elif kind in _REASONING_TYPES:
+    elif kind in ("thinking", "redacted_thinking"):
         part.is_reasoning = True
     elif role == "system":
         part.ephemeral = part.off_thread = True
     elif role == "user" and isinstance(text_value, str):
-        if text_value.startswith(_REMINDER) and text_value.rstrip().endswith("</system-reminder>"):
+        if text_value.startswith("<system-reminder>") and text_value.rstrip().endswith("</system-reminder>"):
             part.ephemeral = part.off_thread = True
             part.columns = {"attachment_type": "system_reminder"}
         elif text_value.startswith(_SUMMARY_PREFIX):
@@ -269,20 +254,8 @@ class _MessageAssembler:
                     self._texts.setdefault((index, name), []).append(more)
 
     def _add_usage(self, reported: Any) -> None:
-        counts = get_counts(reported)
-        if counts is not None:
+        if (counts := get_counts(reported)) is not None:
             self._counts = merge_counts(self._counts, counts)
-
-    def _build_blocks(self) -> list[Block]:
-        for (index, name), more in self._texts.items():
-            block = self._blocks[index]
-            start = block.get(name)
-            block[name] = (start if isinstance(start, str) else "") + "".join(more)
-        for index, fragments in self._inputs.items():
-            if joined := "".join(fragments):
-                value = parse_json(joined)
-                self._blocks[index]["input"] = joined if value is None else value
-        return [self._blocks[index] for index in sorted(self._blocks)]
 
     def build(self, decoded: DecodedExchange) -> ModelResponse:
         ended = self._stopped or self._reason is not None
@@ -291,7 +264,15 @@ class _MessageAssembler:
         else:
             is_complete = not isinstance(self._reason, str) or self._reason not in _UNFINISHED_REASONS
             outcome = ModelResponse(finish_reason=self._reason, complete=is_complete)
-        parts = _build_parts("assistant", self._build_blocks(), self._finished)
+        for (index, name), more in self._texts.items():
+            start = self._blocks[index].get(name)
+            self._blocks[index][name] = (start if isinstance(start, str) else "") + "".join(more)
+        for index, fragments in self._inputs.items():
+            if joined := "".join(fragments):
+                value = parse_json(joined)
+                self._blocks[index]["input"] = joined if value is None else value
+        blocks = [self._blocks[index] for index in sorted(self._blocks)]
+        parts = _build_parts("assistant", blocks, self._finished)
         counts = None if self._counts is None else to_usage(self._counts)
         return replace(
             outcome,

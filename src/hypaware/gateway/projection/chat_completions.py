@@ -40,7 +40,8 @@ _UNFINISHED_REASONS = ("length", "content_filter")
 
 
 def read_chat_completion(decoded: DecodedExchange) -> Turn:
-    body, sender = as_mapping(decoded.request), identify_sender(decoded)
+    body = as_mapping(decoded.request)
+    client, version, _ = identify_sender(decoded)
     messages = [as_mapping(message) for message in as_list(body.get("messages"))]
     prompts = [message for message in messages if message.get("role") in _SYSTEM_ROLES]
     others = [message for message in messages if message.get("role") not in _SYSTEM_ROLES]
@@ -52,8 +53,8 @@ def read_chat_completion(decoded: DecodedExchange) -> Turn:
         session_id=session_id or short_hash(DIALECT, *opening_texts(system, others)),
         history=[part for message in others for part in _message_parts(message)],
         response=_read_response(decoded),
-        client_name=sender.name,
-        client_version=sender.version,
+        client_name=client,
+        client_version=version,
         system_text=system,
         tools=body.get("tools") or body.get("functions") or None,
         columns={"user_id": as_text(body.get("user"))},
@@ -140,13 +141,10 @@ def _read_response(decoded: DecodedExchange) -> ModelResponse:
 
 
 def _assemble(events: tuple[SseEvent, ...]) -> dict[str, Any]:
-    """Assemble the chunks of a stream into one body."""
     body: dict[str, Any] = {}
-    texts, calls, nested = (
-        _TextAssembler(),
-        defaultdict[int, _CallAssembler](_CallAssembler),
-        defaultdict[str, _TextAssembler](_TextAssembler),
-    )
+    texts = _TextAssembler()
+    calls, tools = defaultdict[int, _TextAssembler](_TextAssembler), defaultdict[int, _TextAssembler](_TextAssembler)
+    nested = defaultdict[str, _TextAssembler](_TextAssembler)
     reason, any_choice = None, False
     for event in events:
         chunk = as_mapping(event.data)
@@ -160,12 +158,13 @@ def _assemble(events: tuple[SseEvent, ...]) -> dict[str, Any]:
             for number, call in enumerate(map(as_mapping, as_list(delta.get("tool_calls")))):
                 if isinstance(index := call.get("index", number), int):
                     calls[index].add(call)
+                    tools[index].add(as_mapping(call.get("function") or call.get("custom")))
             for name in ("function_call", "audio"):
                 if isinstance(delta.get(name), dict):
                     nested[name].add(delta[name])
     if any_choice:
         message: dict[str, Any] = texts.build() | {name: fragments.build() for name, fragments in nested.items()}
-        message["tool_calls"] = [calls[index].build() for index in sorted(calls)]
+        message["tool_calls"] = [calls[index].build() | {"function": tools[index].build()} for index in sorted(calls)]
         body["choices"] = [{"message": message, "finish_reason": reason}]
     return body
 
@@ -185,17 +184,3 @@ class _TextAssembler:
         return {
             name: "".join(found) if name in _STREAMED_TEXTS else found[0] for name, found in self._fragments.items()
         }
-
-
-class _CallAssembler:
-    """A tool call in fragments; its name and arguments are under `function` or `custom`."""
-
-    def __init__(self) -> None:
-        self._about, self._tool = _TextAssembler(), _TextAssembler()
-
-    def add(self, more: dict[str, Any]) -> None:
-        self._about.add(more)
-        self._tool.add(as_mapping(more.get("function") or more.get("custom")))
-
-    def build(self) -> dict[str, Any]:
-        return self._about.build() | {"function": self._tool.build()}

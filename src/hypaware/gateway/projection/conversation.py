@@ -18,8 +18,6 @@ from typing import Any
 from hypaware.gateway.projection.turn import Block, ModelResponse, TurnPart, canonical_text, short_hash
 from hypaware.model.expand import compute_fallback_id
 
-MAX_PARTS = 50_000
-MAX_CONVERSATIONS = 512
 UNANSWERED, ANSWERED = "?", "!"
 """State of a user's part: whether the model has answered it. The state of a model's part is its response's id."""
 _ABSENT: Any = object()
@@ -57,7 +55,7 @@ class ConversationChanges:
 
 
 class ConversationCache:
-    def __init__(self, *, max_parts: int = MAX_PARTS, max_conversations: int = MAX_CONVERSATIONS) -> None:
+    def __init__(self, *, max_parts: int = 50_000, max_conversations: int = 512) -> None:
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
         self._max_parts, self._max_conversations = max_parts, max_conversations
 
@@ -68,7 +66,12 @@ class ConversationCache:
         if conversation is None:
             conversation = self._conversations[scope] = Conversation(started_at=now)
         self._conversations.move_to_end(scope)
-        self._evict()
+        count = self.part_count
+        while len(self._conversations) > 1 and (
+            count > self._max_parts or len(self._conversations) > self._max_conversations
+        ):
+            _, evicted = self._conversations.popitem(last=False)
+            count -= len(evicted.ids)
         return ConversationChanges(scope, conversation, is_new)
 
     def find_origin(self, changes: ConversationChanges, keys: list[str]) -> Mapping[str, str]:
@@ -94,14 +97,6 @@ class ConversationCache:
     @property
     def part_count(self) -> int:
         return sum(len(each.ids) for each in self._conversations.values())
-
-    def _evict(self) -> None:
-        count = self.part_count
-        while len(self._conversations) > 1 and (
-            count > self._max_parts or len(self._conversations) > self._max_conversations
-        ):
-            _, evicted = self._conversations.popitem(last=False)
-            count -= len(evicted.ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -147,8 +142,29 @@ def find_new_parts(
     A conversation that begins with the history of another one is a fork: the repeated parts stay with the original. It
     is recognized if all permanent parts of that history are recorded in one other conversation.
     """
-    walk = _Classifier(changes)
-    seen = walk.classify_history(history, conversations, complete=response.complete)
+    recorded_keys = changes.conversation.keys
+    keys = [content_key(part) for part in history]
+    model_parts = [index for index, part in enumerate(history) if part.role == "assistant"]
+    permanent = [index for index, part in enumerate(history) if not (part.ephemeral or part.is_reasoning)]
+    last = model_parts[-1] if model_parts else -1
+    origin: Mapping[str, str] = {}
+    if model_parts and changes.is_new:
+        origin = conversations.find_origin(changes, [keys[index] for index in permanent if index <= last])
+        changes.is_fork = bool(origin)
+    recorded = next((index for index in reversed(model_parts) if keys[index] in recorded_keys), -1)
+    # The range belongs to this conversation, or it just shares some of its text.
+    up_to_recorded = [index for index in permanent if index <= recorded]
+    if not any(_has_id(history[index]) and keys[index] in recorded_keys for index in up_to_recorded) and not all(
+        keys[index] in recorded_keys for index in up_to_recorded
+    ):
+        recorded = -1
+    if not model_parts and recorded_keys:
+        recorded = next((index for index in reversed(permanent) if keys[index] not in recorded_keys), -1)
+    walk = _Classifier(changes, origin)
+    seen = [
+        walk.classify(part, keys[index], index <= recorded, index <= last, response.complete)
+        for index, part in enumerate(history)
+    ]
     answered = [walk.classify_response(part, response.api_id) for part in response.parts]
     if walk.last_id is not None:
         changes.set(changes.conversation.last, "id", walk.last_id)
@@ -156,48 +172,20 @@ def find_new_parts(
 
 
 class _Classifier:
-    def __init__(self, changes: ConversationChanges) -> None:
-        self._ids = PartIds(changes.scope)
-        self._changes = changes
-        self._conversation = changes.conversation
-        self._origin: Mapping[str, str] = {}
+    def __init__(self, changes: ConversationChanges, origin: Mapping[str, str]) -> None:
+        self._changes, self._conversation, self._origin = changes, changes.conversation, origin
+        self._scope = changes.scope
+        self._last_model_id: str | None = None
+        self._last_user_id: str | None = None
+        self._count: Counter[tuple[str, str]] = Counter()
         self.last_id: str | None = None
         self.length = 0
 
-    def classify_history(
-        self, history: list[TurnPart], conversations: ConversationCache, *, complete: bool
-    ) -> list[SeenPart]:
-        keys = [content_key(part) for part in history]
-        model_parts = [index for index, part in enumerate(history) if part.role == "assistant"]
-        permanent = [index for index, part in enumerate(history) if not (part.ephemeral or part.is_reasoning)]
-        last = model_parts[-1] if model_parts else -1
-        if model_parts and self._changes.is_new:
-            self._origin = conversations.find_origin(
-                self._changes, [keys[index] for index in permanent if index <= last]
-            )
-            self._changes.is_fork = bool(self._origin)
-        recorded = next((index for index in reversed(model_parts) if keys[index] in self._conversation.keys), -1)
-        if not self._is_repeated([index for index in permanent if index <= recorded], history, keys):
-            recorded = -1
-        if not model_parts and self._conversation.keys:
-            recorded = next((index for index in reversed(permanent) if keys[index] not in self._conversation.keys), -1)
-        return [
-            self._classify(part, keys[index], index <= recorded, index <= last, complete)
-            for index, part in enumerate(history)
-        ]
-
-    def _is_repeated(self, permanent: list[int], history: list[TurnPart], keys: list[str]) -> bool:
-        """Return whether a history belongs to this conversation and does not just share some of its text."""
-        recorded = self._conversation.keys
-        return any(_has_id(history[index]) and keys[index] in recorded for index in permanent) or all(
-            keys[index] in recorded for index in permanent
-        )
-
-    def _classify(self, part: TurnPart, key: str, is_repeated: bool, in_history: bool, complete: bool) -> SeenPart:
+    def classify(self, part: TurnPart, key: str, is_repeated: bool, in_history: bool, complete: bool) -> SeenPart:
         recorded_as = self._conversation.keys.get(key) if is_repeated else None
         if recorded_as is not None and _has_id(part):
             return self._add(part, recorded_as, is_new=False, in_history=in_history)
-        part_id = self._ids.assign(part, key)
+        part_id = self._assign_id(part, key)
         state = self._conversation.ids.get(part_id)
         if state is None and recorded_as is not None:
             return self._add(part, recorded_as, is_new=False, in_history=in_history)
@@ -206,7 +194,7 @@ class _Classifier:
             return self._add(part, part_id, is_new=False, in_history=True, row_id=origin_id)
         if state == ANSWERED and not in_history and not is_repeated and not _is_unique(part):
             while state is not None:
-                part_id = self._ids.assign(part, key)
+                part_id = self._assign_id(part, key)
                 state = self._conversation.ids.get(part_id)
         answered = in_history or complete
         if state is None or (answered and state == UNANSWERED):
@@ -215,80 +203,40 @@ class _Classifier:
 
     def classify_response(self, part: TurnPart, api_id: str | None) -> SeenPart:
         key = content_key(part)
-        part_id = self._ids.assign(part, key)
+        part_id = self._assign_id(part, key)
         state = self._conversation.ids.get(part_id)
         response_state = f"api:{api_id}"
         if not _is_unique(part):
             while state is not None and (api_id is None or state != response_state):
-                part_id = self._ids.assign(part, key)
+                part_id = self._assign_id(part, key)
                 state = self._conversation.ids.get(part_id)
         if state is None:
             self._record(part_id, key, response_state)
         if part.assigned_id is not None:
             # A client that starts to send ids will send this one for the same part.
-            self._changes.set(self._conversation.keys, id_key(part.assigned_id), part_id)
+            self._changes.set(self._conversation.keys, f"id:{part.assigned_id}", part_id)
         return self._add(part, part_id, is_new=state is None)
 
-    def _record(self, part_id: str, key: str, state: str) -> None:
-        self._changes.set(self._conversation.ids, part_id, state)
-        self._changes.set(self._conversation.keys, key, part_id)
+    def _assign_id(self, part: TurnPart, key: str) -> str:
+        """Return the part's id; repeated calls for the same content at the same place return the next id.
 
-    def _add(
-        self, part: TurnPart, part_id: str, *, is_new: bool, in_history: bool = False, row_id: str | None = None
-    ) -> SeenPart:
-        """`row_id` is the id of the existing row, if it differs."""
-        parent_id = self.last_id
-        if parent_id is None and part.columns.get("is_compact_summary"):
-            parent_id = self._conversation.last.get("id")
-        seen = SeenPart(part, part_id, parent_id, self.length, is_new, in_history)
-        self._ids.advance(part, part_id)
-        if not part.off_thread:
-            self.last_id = row_id or part_id
-            self.length += 1
-        return seen
+        Every request that contains a part derives the same id for it, even if everything else was forgotten:
 
+        - the client's own id, if it sends one in every request (`native_id`);
+        - the id of a tool call, for the call and for its result: their text may be shortened or cleared later;
+        - otherwise the content and *its predecessor*: for the model's text the id of the user's last part before it (or
+          the tool call in the same message), for all other text the id of the model's last part before it. Predecessor
+          ids are derived the same way, so they chain back to the nearest tool call or to the start of the history. The
+          same text at another place is therefore another message, also after a compaction, whose summary starts a new
+          chain. Reminders and reasoning are never predecessors, because clients move and drop them.
 
-def _is_unique(part: TurnPart) -> bool:
-    """Return whether a part can occur only once: it has an id of its own, or its repetitions do not matter."""
-    return _has_id(part) or part.ephemeral
+        The first part of a conversation has no predecessor: its id is the plain fallback identity of `model.expand`.
+        Equal text after the same predecessor is numbered. Trailing white space does not count: clients add some.
 
-
-def _has_id(part: TurnPart) -> bool:
-    return part.native_id is not None or part.unique_id is not None
-
-
-class PartIds:
-    """Assigns ids to the parts of a request, in order.
-
-    Every request that contains a part derives the same id for it, even if everything else was forgotten. Requests
-    repeat the history, and the ids of transcripts are never sent. So an id derives from the request itself:
-
-    - the client's own id, if it sends one in every request (`native_id`);
-    - the id of a tool call, for the call and for its result: their text may be shortened or cleared later;
-    - otherwise the content and *its predecessor*: for the model's text the id of the user's last part before it (or the
-      tool call in the same message), for all other text the id of the model's last part before it. Predecessor ids are
-      derived the same way, so they chain back to the nearest tool call or to the start of the history. The same text at
-      another place is therefore another message, also after a compaction, whose summary starts a new chain. Reminders
-      and reasoning get ids like this too, but are never predecessors, because clients move and drop them.
-
-    The first part of a conversation has no predecessor: its id is the plain fallback identity of `model.expand`.
-    Equal text after the same predecessor is numbered (`…:1`). Trailing white space does not count, because clients add
-    some when they join texts.
-
-    Limits, once the cache has forgotten a conversation: if a client sends only the end of a conversation without tool
-    calls (a sliding window), the window begins differently and its parts get other ids; and the same text at the same
-    place (a new unnamed conversation that begins like an earlier one, a user who goes back and repeats a message) gets
-    the earlier id.
-    """
-
-    def __init__(self, scope: str) -> None:
-        self._scope = scope
-        self._last_model_id: str | None = None
-        self._last_user_id: str | None = None
-        self._count: Counter[tuple[str, str]] = Counter()
-
-    def assign(self, part: TurnPart, key: str) -> str:
-        """Return the part's id; repeated calls for the same content at the same place return the next id."""
+        Limits, once the cache has forgotten a conversation: if a client sends only the end of a conversation without
+        tool calls (a sliding window), its parts get other ids; and the same text at the same place (a new unnamed
+        conversation that begins like an earlier one, a user who goes back and repeats a message) gets the earlier id.
+        """
         if part.native_id is not None:
             return part.native_id
         if part.unique_id is not None:
@@ -306,30 +254,48 @@ class PartIds:
             )
         return short_hash(self._scope, key, predecessor, str(repetition))
 
-    def advance(self, part: TurnPart, part_id: str) -> None:
-        """Make this part the predecessor of the following ones."""
-        if part.ephemeral or part.is_reasoning:
-            return
-        if part.role == "assistant":
-            self._last_model_id = part_id
-        else:
-            self._last_user_id = part_id
+    def _record(self, part_id: str, key: str, state: str) -> None:
+        self._changes.set(self._conversation.ids, part_id, state)
+        self._changes.set(self._conversation.keys, key, part_id)
+
+    def _add(
+        self, part: TurnPart, part_id: str, *, is_new: bool, in_history: bool = False, row_id: str | None = None
+    ) -> SeenPart:
+        """`row_id` is the id of the existing row, if it differs."""
+        parent_id = self.last_id
+        if parent_id is None and part.columns.get("is_compact_summary"):
+            parent_id = self._conversation.last.get("id")
+        seen = SeenPart(part, part_id, parent_id, self.length, is_new, in_history)
+        if not (part.ephemeral or part.is_reasoning):
+            if part.role == "assistant":
+                self._last_model_id = part_id
+            else:
+                self._last_user_id = part_id
+        if not part.off_thread:
+            self.last_id = row_id or part_id
+            self.length += 1
+        return seen
+
+
+def _is_unique(part: TurnPart) -> bool:
+    """Return whether a part can occur only once: it has an id of its own, or its repetitions do not matter."""
+    return _has_id(part) or part.ephemeral
+
+
+def _has_id(part: TurnPart) -> bool:
+    return part.native_id is not None or part.unique_id is not None
 
 
 def content_key(part: TurnPart) -> str:
     """Return the key of a part's content, which is equal for the part and its repetition in a later request."""
     if part.native_id is not None:
-        return id_key(part.native_id)
+        return f"id:{part.native_id}"
     if part.unique_id is not None:
         return f"call:{part.role}:{part.content[0].get('type')}:{part.unique_id}"
     first = part.content[0] if len(part.content) == 1 else {}
     if first.get("type") == "text" and isinstance(value := first.get("text"), str):
         return short_hash(part.role, "text", value.rstrip())
     return short_hash(part.role, canonical_text([_permanent_form(block) for block in part.content]))
-
-
-def id_key(native_id: str) -> str:
-    return f"id:{native_id}"
 
 
 def _permanent_form(block: Block) -> Block:

@@ -43,7 +43,6 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")
 _MAX_SEGMENTS, _MAX_LENGTH = 3, 60
 SessionFacts = Callable[[str], Mapping[str, Any]]
 """Session id → columns known from elsewhere: cwd, git_branch, git_remote, head_sha, repo_root."""
-_CODEX_ATTRIBUTES = "codex"
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,9 @@ def project_exchange(
     reader = next(readers, None)
     if reader is None or not isinstance(decoded.request, dict):
         reason = "no_dialect" if reader is None else "unreadable_request"
-        skipped = Counter({f"{reason}:{_safe_path(decoded.path)}": 1})
+        # Ids in deeper segments of the path do not create new names.
+        name = _UNSAFE.sub("?", "/".join(decoded.path.split("/")[: _MAX_SEGMENTS + 1]))[:_MAX_LENGTH]
+        skipped = Counter({f"{reason}:{name}": 1})
         return Projection(client_name=decoded.client_name, skipped=skipped)
     turn = reader(decoded)
     projection = Projection(turn.kind, turn.dialect, turn.session_id, turn.client_name)
@@ -76,78 +77,55 @@ def project_exchange(
     changes = conversations.open(
         fallback_scope(turn.session_id, turn.conversation_id, turn.agent_id), format_timestamp(decoded.started_at)
     )
-    builder = _RowBuilder(decoded, turn, changes, conversations, facts)
-    return replace(projection, rows=tuple(builder.rows()), skipped=builder.skipped, changes=changes)
+    known_facts = facts(turn.session_id) if facts is not None else {}
+    parts = find_new_parts(turn.history, turn.response, changes, conversations)
+    builder = _MessageBuilder(decoded, turn, changes)
+    exchange = Exchange(
+        provider=decoded.provider,
+        session_id=turn.session_id,
+        client_name=turn.client_name or "",
+        messages=builder.messages(parts),
+        conversation_id=turn.conversation_id,
+        client_version=turn.client_version,
+        started_at=changes.conversation.started_at,
+        columns={**turn.columns, **known_facts},
+        attributes=turn.attributes,
+        links={},
+    )
+    rows = []
+    gateway = {"source": "live", "exchange_id": decoded.exchange_id}
+    for row in expand(exchange, gateway=gateway, skipped=builder.skipped):
+        # The position in the whole request, not among its new parts.
+        row["message_index"] = builder.positions.get(row["message_id"], row["message_index"])
+        rows.append(row)
+    return replace(projection, rows=tuple(rows), skipped=builder.skipped, changes=changes)
 
 
-def _safe_path(path: str) -> str:
-    """Shorten a path to a safe counter name; ids in deeper segments do not create new names."""
-    return _UNSAFE.sub("?", "/".join(path.split("/")[: _MAX_SEGMENTS + 1]))[:_MAX_LENGTH]
-
-
-class _RowBuilder:
-    def __init__(
-        self,
-        decoded: DecodedExchange,
-        turn: Turn,
-        changes: ConversationChanges,
-        conversations: ConversationCache,
-        facts: SessionFacts | None,
-    ) -> None:
-        self._decoded, self._turn, self._changes, self._conversations = decoded, turn, changes, conversations
-        self._facts = facts(turn.session_id) if facts is not None else {}
+class _MessageBuilder:
+    def __init__(self, decoded: DecodedExchange, turn: Turn, changes: ConversationChanges) -> None:
+        self._decoded, self._turn, self._changes = decoded, turn, changes
         self.skipped: Counter[str] = Counter()
-        self._positions: dict[str, int] = {}
-
-    def rows(self) -> Iterator[Row]:
-        turn = self._turn
-        parts = find_new_parts(turn.history, turn.response, self._changes, self._conversations)
-        self._count_skipped()
-        exchange = Exchange(
-            provider=self._decoded.provider,
-            session_id=turn.session_id,
-            client_name=turn.client_name or "",
-            messages=self._messages(parts),
-            conversation_id=turn.conversation_id,
-            client_version=turn.client_version,
-            started_at=self._changes.conversation.started_at,
-            columns={**turn.columns, **self._facts},
-            attributes=turn.attributes,
-            links={},
-        )
-        gateway = {"source": "live", "exchange_id": self._decoded.exchange_id}
-        for row in expand(exchange, gateway=gateway, skipped=self.skipped):
-            # The position in the whole request, not among its new parts.
-            row["message_index"] = self._positions.get(row["message_id"], row["message_index"])
-            yield row
-
-    def _count_skipped(self) -> None:
-        """Count the items without a row; those of the history only if no earlier exchange contained them."""
-        known = self._changes.conversation.ids
-        for each in self._turn.skipped:
-            if known.keys().isdisjoint(each.ids):
-                self.skipped[each.reason] += 1
-        for each in self._turn.response.skipped:
-            self.skipped[each.reason] += 1
-        for each in (*self._turn.skipped, *self._turn.response.skipped):
+        self.positions: dict[str, int] = {}
+        # Items without a row. Those of the history count only if no earlier exchange contained them.
+        known = changes.conversation.ids
+        new = [each for each in turn.skipped if known.keys().isdisjoint(each.ids)]
+        self.skipped.update(each.reason for each in (*new, *turn.response.skipped))
+        for each in (*turn.skipped, *turn.response.skipped):
             for item_id in each.ids:
-                self._changes.set(known, item_id, ANSWERED)
+                changes.set(known, item_id, ANSWERED)
 
-    def _messages(self, parts: NewParts) -> Iterator[Message]:
+    def messages(self, parts: NewParts) -> Iterator[Message]:
         # Expansion needs the calls that new results answer, for the tools' names.
         answered_calls = {
             seen.part.unique_id for seen in parts.history if seen.is_new and seen.part.role != "assistant"
         } - {None}
-        requested_at, responded_at = (
-            format_timestamp(self._decoded.started_at),
-            format_timestamp(self._decoded.ended_at),
-        )
+        requested_at = format_timestamp(self._decoded.started_at)
         for seen in parts.history:
             if seen.is_new or (seen.part.role == "assistant" and seen.part.unique_id in answered_calls):
-                self._positions[seen.id] = seen.position
+                self.positions[seen.id] = seen.position
                 gateway_attributes = {"time_source": "request"} if seen.in_history else {}
                 yield self._message(seen, requested_at, gateway_attributes)
-        yield from self._response_messages(parts, responded_at)
+        yield from self._response_messages(parts, format_timestamp(self._decoded.ended_at))
 
     def _response_messages(self, parts: NewParts, responded_at: str) -> Iterator[Message]:
         response, last = self._turn.response, len(parts.response) - 1
@@ -156,8 +134,11 @@ class _RowBuilder:
         request_id = as_text(headers.get("request-id")) or as_text(headers.get("x-request-id"))
         prompt = self._new_prompt() if any(seen.is_new for seen in parts.response) else {}
         for index, seen in enumerate(parts.response):
-            self._positions[seen.id] = seen.position
-            columns = {"request_id": request_id, "raw_frame": _raw_frame(seen, response), **prompt}
+            self.positions[seen.id] = seen.position
+            columns = {"request_id": request_id, **prompt}
+            if response.in_transcript and response.api_id is not None:
+                # As in an imported row.
+                columns["raw_frame"] = {"type": seen.part.provider_type, "message_id": response.api_id}
             if response.model is not None and "model" not in self._turn.columns:
                 columns["model"] = response.model
             prompt = {}
@@ -180,8 +161,8 @@ class _RowBuilder:
         native = part.native_id is not None
         gateway = dict(gateway_attributes) if native else {"identity_source": "gateway_fallback", **gateway_attributes}
         attributes: dict[str, Any] = {"gateway": {name: value for name, value in gateway.items() if value is not None}}
-        if _CODEX_ATTRIBUTES in self._turn.attributes:
-            attributes[_CODEX_ATTRIBUTES] = {"identity_source": "native" if native else "gateway_fallback"}
+        if "codex" in self._turn.attributes:
+            attributes["codex"] = {"identity_source": "native" if native else "gateway_fallback"}
         return Message(
             role=part.role,
             content=part.content,
@@ -196,7 +177,7 @@ class _RowBuilder:
     def _failure(self, parts: NewParts, response: ModelResponse, request_id: str | None, at: str) -> Message:
         """Build the error row, one per attempt: its id derives from the exchange."""
         failure_id = short_hash(self._changes.scope, "error", self._decoded.exchange_id)
-        self._positions[failure_id] = parts.length
+        self.positions[failure_id] = parts.length
         return Message(
             role="assistant",
             content=[{"type": "error", "message": response.error_message}],
@@ -219,10 +200,3 @@ class _RowBuilder:
             return {}
         self._changes.set(self._changes.conversation.prompts, prompt, "")
         return {"system_text": turn.system_text, "tools": turn.tools}
-
-
-def _raw_frame(seen: SeenPart, response: ModelResponse) -> dict[str, Any] | None:
-    """Return the frame of an imported row; only if the transcript also has the API's id."""
-    if not response.in_transcript or response.api_id is None:
-        return None
-    return {"type": seen.part.provider_type, "message_id": response.api_id}

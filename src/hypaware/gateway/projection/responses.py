@@ -64,11 +64,14 @@ _END_STATUS = {"response.completed": "completed", "response.incomplete": "incomp
 
 
 def read_responses(decoded: DecodedExchange) -> Turn:
-    body, sender, headers = as_mapping(decoded.request), identify_sender(decoded), decoded.request_headers
+    body, headers = as_mapping(decoded.request), decoded.request_headers
+    client, version, _ = identify_sender(decoded)
     metadata = _turn_metadata(body, headers)
     input_items = _normalize_input(body.get("input"))
-    is_codex = sender.name == "codex"
-    uses_ids = _uses_ids(input_items, is_codex)
+    is_codex = client == "codex"
+    # Whether ids identify items. Each request must decide alone, because earlier ones may be forgotten.
+    has_ids = [rollout.get_item_id(item) is not None for item in input_items if rollout.makes_message(item)]
+    uses_ids = any(has_ids) if is_codex else bool(has_ids) and all(has_ids)
     session = (
         as_text(metadata.get("session_id")) or as_text(headers.get("session-id")) or as_text(headers.get("session_id"))
     )
@@ -79,6 +82,7 @@ def read_responses(decoded: DecodedExchange) -> Turn:
     )
     if session is None and thread is None:
         session = _find_conversation_id(body)
+    columns, attributes = _codex_facts(metadata, headers, input_items, session, thread) if is_codex else ({}, {})
     skipped = SkippedItems()
     return Turn(
         dialect=DIALECT,
@@ -88,13 +92,12 @@ def read_responses(decoded: DecodedExchange) -> Turn:
         history=[_item_part(item, uses_ids, None) for item in input_items if rollout.makes_message(item)],
         skipped=skipped.in_request(input_items),
         response=_read_response(decoded, uses_ids, skipped),
-        client_name=sender.name,
-        client_version=sender.version,
+        client_name=client,
+        client_version=version,
         system_text=as_text(body.get("instructions")),
         tools=body.get("tools") or None,
-        columns={"model": as_text(body.get("model"))}
-        | (_codex_columns(metadata, headers, input_items) if is_codex else {}),
-        attributes={"codex": _codex_attributes(metadata, headers, session, thread)} if is_codex else {},
+        columns={"model": as_text(body.get("model")), **columns},
+        attributes={"codex": attributes} if is_codex else {},
     )
 
 
@@ -103,12 +106,6 @@ def _classify_call(path: str, request_kind: Any) -> CallKind:
     if path.endswith("/responses/compact") or request_kind == "compaction":
         return CallKind.COMPACTION
     return CallKind.WARMUP if request_kind == "prewarm" else CallKind.TURN
-
-
-def _uses_ids(input_items: list[dict[str, Any]], is_codex: bool) -> bool:
-    """Return whether ids identify items. Each request must decide alone, because earlier ones may be forgotten."""
-    has_ids = [rollout.get_item_id(item) is not None for item in input_items if rollout.makes_message(item)]
-    return any(has_ids) if is_codex else bool(has_ids) and all(has_ids)
 
 
 def _turn_metadata(body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
@@ -122,49 +119,51 @@ def _turn_metadata(body: dict[str, Any], headers: Mapping[str, str]) -> dict[str
 
 def _find_conversation_id(body: dict[str, Any]) -> str:
     conversation = body.get("conversation")
-    conversation = (
+    return (
         as_text(conversation)
         or as_text(as_mapping(conversation).get("id"))
         or as_text(as_mapping(body.get("metadata")).get("session_id"))
-    )
-    return conversation or short_hash(
-        DIALECT, *opening_texts(body.get("instructions"), _normalize_input(body.get("input")))
+        or short_hash(DIALECT, *opening_texts(body.get("instructions"), _normalize_input(body.get("input"))))
     )
 
 
-def _codex_columns(
-    metadata: dict[str, Any], headers: Mapping[str, str], input_items: list[dict[str, Any]]
-) -> dict[str, Any]:
-    source, (folder, workspace) = as_text(metadata.get("thread_source")), _workspace(metadata)
-    parent = as_text(headers.get("x-codex-parent-thread-id")) or as_text(metadata.get("parent_thread_id"))
-    return {
+def _codex_facts(
+    metadata: dict[str, Any],
+    headers: Mapping[str, str],
+    input_items: list[dict[str, Any]],
+    session: str | None,
+    thread: str | None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the columns and attributes that only Codex states."""
+    workspaces = as_mapping(metadata.get("workspaces"))
+    # The folder and its properties, if the turn works in only one.
+    folder, properties = next(iter(workspaces.items())) if len(workspaces) == 1 else (None, None)
+    workspace = as_mapping(properties)
+    commit, has_changes = as_text(workspace.get("latest_git_commit_hash")), workspace.get("has_changes")
+    source, sandbox = as_text(metadata.get("thread_source")), as_text(metadata.get("sandbox_mode"))
+    originator = as_text(headers.get("originator"))
+    columns = {
         "conversation_source": "codex",
         "cwd": _stated_cwd(input_items) or folder,
-        "head_sha": as_text(workspace.get("latest_git_commit_hash")),
-        "entrypoint": as_text(headers.get("originator")),
+        "head_sha": commit,
+        "entrypoint": originator,
         "user_type": source,
-        "permission_mode": as_text(metadata.get("sandbox_mode")),
+        "permission_mode": sandbox,
         "is_sidechain": None if source is None else source == "subagent",
-        "parent_thread_id": parent,
+        "parent_thread_id": as_text(headers.get("x-codex-parent-thread-id"))
+        or as_text(metadata.get("parent_thread_id")),
     }
-
-
-def _codex_attributes(
-    metadata: dict[str, Any], headers: Mapping[str, str], session: str | None, thread: str | None
-) -> dict[str, Any]:
-    folder, workspace = _workspace(metadata)
-    has_changes = workspace.get("has_changes")
     attributes = {
         "session_id": session or thread,
         "thread_id": thread if thread != (session or thread) else None,
         "workspace": folder,
-        "git_commit": as_text(workspace.get("latest_git_commit_hash")),
-        "sandbox": as_text(metadata.get("sandbox_mode")),
-        "originator": as_text(headers.get("originator")),
-        "thread_source": as_text(metadata.get("thread_source")),
+        "git_commit": commit,
+        "sandbox": sandbox,
+        "originator": originator,
+        "thread_source": source,
         "has_changes": has_changes if isinstance(has_changes, bool) else None,
     }
-    return {name: value for name, value in attributes.items() if value is not None}
+    return columns, {name: value for name, value in attributes.items() if value is not None}
 
 
 def _stated_cwd(input_items: list[dict[str, Any]]) -> str | None:
@@ -174,15 +173,6 @@ def _stated_cwd(input_items: list[dict[str, Any]]) -> str | None:
         if content and content.startswith(_ENVIRONMENT) and (match := _CWD.search(content)):
             return html.unescape(match[1])
     return None
-
-
-def _workspace(metadata: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return the only folder that the turn works in, and its properties."""
-    workspaces = as_mapping(metadata.get("workspaces"))
-    if len(workspaces) != 1:
-        return None, {}
-    folder, properties = next(iter(workspaces.items()))
-    return folder, as_mapping(properties)
 
 
 def _normalize_input(value: Any) -> list[dict[str, Any]]:
@@ -225,8 +215,13 @@ def _read_response(decoded: DecodedExchange, uses_ids: bool, skipped: SkippedIte
         error = {"error": response.get("error") or response.get("detail")} if response.get("error") else {}
         if decoded.events is None:
             error = response
-    output_items = [(_as_assistant(item), index) for index, item in enumerate(output) if isinstance(item, dict)]
-    recorded = [(item, index) for item, index in output_items if rollout.makes_message(item)]
+    output_items = [(item, index) for index, item in enumerate(output) if isinstance(item, dict)]
+    # A message in a response is the assistant's if it has no role.
+    roles = [
+        ({"role": "assistant", **item} if item.get("type") == "message" else item, index)
+        for item, index in output_items
+    ]
+    recorded = [(item, index) for item, index in roles if rollout.makes_message(item)]
     carriers = [number for number, (item, _) in enumerate(recorded) if rollout.can_carry_usage(item)]
     if error is None:
         reason = as_mapping(response.get("incomplete_details")).get("reason") if status == "incomplete" else None
@@ -237,17 +232,12 @@ def _read_response(decoded: DecodedExchange, uses_ids: bool, skipped: SkippedIte
     return replace(
         outcome,
         parts=[_item_part(item, uses_ids, index) for item, index in recorded],
-        skipped=skipped.in_response(item for item in output if isinstance(item, dict)),
+        skipped=skipped.in_response(item for item, _ in output_items),
         api_id=as_text(response.get("id")),
         model=response.get("model"),
         usage=openai_usage(response.get("usage")),
         usage_index=carriers[-1] if carriers else None,
     )
-
-
-def _as_assistant(item: dict[str, Any]) -> dict[str, Any]:
-    """Set the role of a message in a response to assistant if it has none."""
-    return {"role": "assistant", **item} if item.get("type") == "message" else item
 
 
 def openai_usage(usage: Any) -> dict[str, int] | None:
@@ -316,15 +306,13 @@ class _ResponseAssembler:
         for (index, name), more in self._texts.items():
             item = self._items.get(index) or (None if self._done else _IMPLICIT_ITEMS.get(name))
             if item is not None and index not in self._done:
-                self._items[index] = _with_text(item, name, "".join(more))
+                text = "".join(more)
+                if name == "text":
+                    added: dict[str, Any] = {"content": [{"type": "output_text", "text": text}]}
+                else:
+                    added = {name: [{"type": "summary_text", "text": text}] if name == "summary" else text}
+                self._items[index] = {**item, **added}
         return [self._items[index] for index in sorted(self._items)]
-
-
-def _with_text(item: dict[str, Any], name: str, text_value: str) -> dict[str, Any]:
-    """Add the text of its deltas to an unfinished item."""
-    if name == "text":
-        return {**item, "content": [{"type": "output_text", "text": text_value}]}
-    return {**item, name: [{"type": "summary_text", "text": text_value}] if name == "summary" else text_value}
 
 
 class SkippedItems:

@@ -102,7 +102,6 @@ class Turn:
     history: list[TurnPart]
     response: ModelResponse
     skipped: list[SkippedItem] = field(default_factory=list)
-    """Skipped items of the history."""
     conversation_id: str | None = None
     agent_id: str | None = None
     client_name: str | None = None
@@ -113,27 +112,19 @@ class Turn:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class RequestSender:
-    name: str | None
-    """The client's name in the table; None if it is unknown."""
-    version: str | None
-    remarks: tuple[str, ...] = ()
-    """The comment in parentheses: Claude Code sends `(external, sdk-cli)`."""
+def identify_sender(decoded: DecodedExchange) -> tuple[str | None, str | None, list[str]]:
+    """Return the client's name in the table, its version, and the remarks in parentheses after it, by its user agent.
 
-
-def identify_sender(decoded: DecodedExchange) -> RequestSender:
-    """Identify the client, its version and how it was started by its user agent."""
+    Claude Code sends the remarks `(external, sdk-cli)`.
+    """
     found = _PRODUCT.match(decoded.request_headers.get("user-agent", ""))
     if found is None:
-        return RequestSender(decoded.client_name, None)
+        return decoded.client_name, None, []
     product, version, remarks = found.groups()
     known = _CLIENT_NAMES.get(product) or ("codex" if product.startswith("codex") else None)
-    name = decoded.client_name or known
     # The version is that of the sending program; it does not apply to a client that only uses that program.
-    return RequestSender(
-        name, version if known is not None else None, tuple(re.split(r",\s*", remarks)) if remarks else ()
-    )
+    own_version = version if known is not None else None
+    return decoded.client_name or known, own_version, re.split(r",\s*", remarks) if remarks else []
 
 
 def build_error_response(decoded: DecodedExchange, body: dict[str, Any]) -> ModelResponse:
@@ -155,20 +146,16 @@ def build_error_response(decoded: DecodedExchange, body: dict[str, Any]) -> Mode
         code = f"http_{decoded.status}"
     if message is None and not body and decoded.events is None:
         message = as_text(decoded.response_text)
+    if decoded.status is None:
+        default = "no response was received"
+    else:
+        default = f"the response had status {decoded.status}" if decoded.status >= 400 else "the response ended early"
     return ModelResponse(
         error_code=code or "cut_short",
-        error_message=(message or _describe_failure(decoded))[:_MAX_MESSAGE],
+        error_message=(message or default)[:_MAX_MESSAGE],
         finish_reason="error",
         failed=True,
     )
-
-
-def _describe_failure(decoded: DecodedExchange) -> str:
-    if decoded.status is None:
-        return "no response was received"
-    if decoded.status >= 400:
-        return f"the response had status {decoded.status}"
-    return "the response ended early"
 
 
 def opening_texts(system: Any, messages: Any) -> list[str]:
@@ -220,7 +207,6 @@ def parse_json(value: Any) -> Any:
 
 
 def canonical_text(value: Any) -> str:
-    """Return the canonical text of any value."""
     try:
         return canonical.dumps(value)
     except (ValueError, RecursionError):
@@ -228,5 +214,4 @@ def canonical_text(value: Any) -> str:
 
 
 def short_hash(*parts: str) -> str:
-    """Hash the parts to 16 hex digits."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:16]

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hypaware.config import Config
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake.table import LakeBackend, LakeTable
-from hypaware.maintain.purge.search import FileMatches, split_hashes
+from hypaware.maintain.context import ignore
+from hypaware.maintain.purge.search import FileMatches, ProgressCallback, split_hashes
 from hypaware.maintain.purge.selector import PurgeSelector
 from hypaware.model.datasets import Dataset
 from hypaware.state import store
@@ -27,20 +28,6 @@ _MAX_IDS = 400
 MAX_HASHES = 1_000_000
 
 
-def _ignore(*_: object) -> None:
-    return None
-
-
-class TableHistory(Protocol):
-    """A table's older snapshots and manifests. The commits are not durable until they are secured."""
-
-    def describe_live_files_only(self, table: LakeTable) -> bool:
-        """Rewrite manifests that describe removed files; return whether there were any."""
-
-    def expire(self, table: LakeTable) -> None:
-        """Expire all snapshots except the current one."""
-
-
 @dataclass(frozen=True)
 class PurgeContext:
     home: Home
@@ -48,7 +35,8 @@ class PurgeContext:
     store: StateStore
     lake: LakeBackend
     selector: PurgeSelector
-    history: TableHistory
+    describe_live_files_only: Callable[[LakeTable], bool]
+    """Rewrites manifests that describe removed files; returns whether there were any. The commit is not durable yet."""
     allow_reimport: bool = False
     sessions: tuple[str, ...] = ()
     """In a purge by folder, the sessions that worked there."""
@@ -56,9 +44,9 @@ class PurgeContext:
     """Whether an earlier attempt was left unfinished, so that no step is taken as done."""
     wait: float = 5.0
     """Seconds to wait until producers have sealed their segments."""
-    progress: Callable[[str, int, int], None] = _ignore
-    note: Callable[[str], None] = _ignore
-    check_cancelled: Callable[[], None] = _ignore
+    progress: ProgressCallback = ignore
+    note: Callable[[str], None] = ignore
+    check_cancelled: Callable[[], None] = ignore
     started_at: float = field(default_factory=time.time)
     id: str = field(default_factory=lambda: f"purge-{secrets.token_hex(8)}")
     """Prefix of the names of files that this run writes."""
@@ -74,19 +62,15 @@ class PurgeContext:
         return identity.gateway_id if identity else None
 
     def for_dataset(self, dataset: Dataset) -> PurgeSelector | None:
-        """Return the selector for one dataset, or None if its rows are left alone."""
         return self.selector.for_dataset(dataset, self.sessions)
 
     @property
     def is_permanent(self) -> bool:
-        """Whether matching rows that arrive later are kept out, too."""
         return self.selector.is_permanent and not self.allow_reimport
 
 
 @dataclass
 class PurgedTable:
-    """The result of a purge for one dataset's table."""
-
     dataset: str
     rows: int = 0
     sources: Counter[str] = field(default_factory=Counter)
@@ -97,8 +81,8 @@ class PurgedTable:
     unattributed: int = 0
     """Rows without a session, or folder, that were left because they cannot be attributed."""
 
-    def add(self, match: FileMatches, source: str) -> None:
-        """Count the result of one file's search."""
+    def add(self, match: FileMatches, source: str, removed_rows: RemovedRows) -> None:
+        """Count the result of one file's search, and add its rows to the removed ones."""
         self.files_looked_at += 1
         self.unattributed += match.unattributed
         if match.rows:
@@ -106,6 +90,8 @@ class PurgedTable:
             self.sources[source] += match.rows
             self.files_rewritten += not match.is_whole_file
             self.files_removed += match.is_whole_file
+            removed_rows.seqs.setdefault((self.dataset, source), array("q")).extend(match.seqs)
+            removed_rows.add(match.ids, [key for packed in match.hashes for key in split_hashes(packed)])
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "sources": dict(sorted(self.sources.items()))}
@@ -119,7 +105,6 @@ class RemovedRows:
     hashes: set[bytes] = field(default_factory=set)
     seqs: dict[tuple[str, str], array[int]] = field(default_factory=dict)
     """By dataset and source."""
-    rows: int = 0
     clean: set[Path] = field(default_factory=set)
     """Data files that were read and hold none of the rows; data files never change."""
     replaced: set[Path] = field(default_factory=set)
@@ -127,15 +112,8 @@ class RemovedRows:
     copies: list[dict[str, Any]] = field(default_factory=list)
     """The destinations that received such rows."""
 
-    def add_match(self, dataset: str, source: str, match: FileMatches) -> None:
-        self.rows += match.rows
-        self.seqs.setdefault((dataset, source), array("q")).extend(match.seqs)
-        self.add(match.ids, [key for packed in match.hashes for key in split_hashes(packed)])
-
     def add(self, ids: Sequence[str], hashes: Sequence[bytes]) -> None:
-        room = _MAX_IDS - len(self.ids)
-        if room > 0:
-            self.ids.update(ids[:room])
+        self.ids.update(ids[: max(0, _MAX_IDS - len(self.ids))])
         if len(self.hashes) < MAX_HASHES:
             self.hashes.update(hashes)
 
@@ -157,7 +135,6 @@ class PurgeReport:
     delivered: list[dict[str, Any]] = field(default_factory=list)
     tombstones: dict[str, Any] = field(default_factory=lambda: {"set": 0, "lifted": 0, "parts": 0})
     resumed: bool = False
-    """Whether this run finishes an interrupted purge."""
     remaining: list[dict[str, str]] = field(default_factory=list)
     looked_for: dict[str, Any] = field(default_factory=lambda: {"rows": 0, "ids": 0})
 

@@ -1,6 +1,9 @@
-"""One purge, from tombstones to verification. The steps are ordered so that a kill at any point does no harm.
+"""One purge, from tombstones to verification. A dry run is the search of the purge without its changes.
 
-A dry run is the search of the purge without its changes.
+    tombstones · flush · find · rewrite · commit · forget · rejects, dead letters · free pages · verify
+
+Tombstones are durable before the first row is deleted. If the process is killed at any point, no purged row comes back,
+other rows are unharmed, and the same command finishes the purge; until then `hyp verify` reports it.
 
 @ref keeping#purge
 """
@@ -10,7 +13,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,16 +28,17 @@ from hypaware.engine.jobs import JobContext
 from hypaware.errors import Cancelled, HypError, LakeError
 from hypaware.home import Home
 from hypaware.iceberg import metadata
-from hypaware.iceberg.metadata import TableMetadata
+from hypaware.iceberg.metadata import CatalogEntry
 from hypaware.lake import health, key_index, locks, tombstones
 from hypaware.lake.build import BuildFailure, BuildResult, Task
-from hypaware.maintain.purge import deliveries, search, spool, table, verify
+from hypaware.maintain.purge import copies, search, table, verify
 from hypaware.maintain.purge.context import MAX_HASHES, PurgeContext, PurgedTable, PurgeReport, RemovedRows
+from hypaware.maintain.purge.search import ProgressCallback
 from hypaware.maintain.purge.selector import PurgeSelector, unaffected_datasets
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.privacy import folder_memory
-from hypaware.state import sources
+from hypaware.state import flushes
 from hypaware.state.home_opener import open_home
 
 _after_clean = faults.crash_point("maintain.purge.after-clean", "the databases hold no data of deleted rows")
@@ -62,7 +66,7 @@ def purge_job(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
             opened.store,
             SparkLake(context.home, spark, opened.identity, context.check_cancelled),
             PurgeSelector.from_args(args),
-            SparkHistory(spark),
+            partial(_describe_live_files_only, spark),
             allow_reimport=bool(args.get("allow_reimport")),
             progress=lambda message, done, total: context.progress(message, done, total or None),
             note=context.note,
@@ -74,7 +78,6 @@ def purge_job(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_purge(context: PurgeContext) -> PurgeReport:
-    """Purge the selected rows and return the report."""
     health.check_tables(context.home)
     report, removed_rows = PurgeReport(context.selector, dry_run=False), RemovedRows()
     unfinished = tombstones.list_unfinished_purges(context.home)
@@ -83,23 +86,29 @@ def run_purge(context: PurgeContext) -> PurgeReport:
     tombstone_ids = _set_tombstones(context, report)
     report.left_alone = unaffected_datasets(context.selector, datasets.list_all())
     table.apply_all_settlements(context, removed_rows)
-    spool.bury_spooled(context, tombstone_ids)
-    spool.flush_spool(context, report)
+    copies.bury_spooled(context, tombstone_ids)
+    copies.flush_spool(context, report)
     context = replace(context, sessions=search.find_sessions(context.home, context.selector, context.lake.run))
     _purge_tables(context, report, removed_rows, tombstone_ids)
     _after_lake()
-    spool.remove_rejects(context, report, removed_rows)
-    deliveries.remove_from_dead_letters(context, report, removed_rows)
+    copies.remove_rejects(context, report, removed_rows)
+    copies.remove_from_dead_letters(context, report, removed_rows)
     report.delivered = removed_rows.copies
     if context.allow_reimport:
         # A row does not name its transcript, so an import must read all of them again.
         with context.store.transaction() as connection:
             for dataset in datasets.list_all():
                 if context.selector.column(dataset) is not None:
-                    sources.forget_checkpoints(connection, dataset.name)
+                    flushes.forget_checkpoints(connection, dataset.name)
     if context.selector.kind == "cwd":
         folder_memory.forget_names(context.home, context.selector.values)
-    _clean_databases(context.home, context.note)
+    # The state is rewritten (VACUUM): it is small, and its dead letters were the only rows in it. The key index holds
+    # hashes and overwrites them when it deletes (`KeyIndex.remove_rows`), so only its log is truncated: rewriting
+    # gigabytes of it would remove nothing more.
+    for path, vacuum in ((context.home.state, True), (context.home.keys, False), (context.home.tombstones, False)):
+        if path.is_file() and not _clean_database(path, vacuum):
+            context.note(f"{path.name} is in use, so its log was not truncated and may still hold deleted data")
+    _after_clean()
     _clear_scratch(context)
     if context.resumed and tombstone_ids:
         # Rows that an earlier attempt removed are known only by their tombstones.
@@ -108,22 +117,24 @@ def run_purge(context: PurgeContext) -> PurgeReport:
     verify.verify_purge(context, report, removed_rows)
     if tombstone_ids and not report.remaining:
         _before_finish()
-        tombstones.finish_purges(context.home, tombstone_ids, report.rows + report.spool_rows, _now())
+        tombstones.finish_purges(
+            context.home, tombstone_ids, report.rows + report.spool_rows, datetime.now(UTC).isoformat()
+        )
     report.tombstones["parts"] = tombstones.count_parts(context.home)
     return report
 
 
 def _set_tombstones(context: PurgeContext, report: PurgeReport) -> list[int]:
     """Set the tombstones, so that no row comes back once removal starts; or lift them if reimport is allowed."""
+    now, named = datetime.now(UTC).isoformat(), context.selector.tombstones
     if context.allow_reimport:
-        named = context.selector.tombstones
         if context.selector.kind == "before" and tombstones.has_active(context.home, named):
             # Only the key index still knows the rows that that purge removed. It is deleted before the tombstone is
             # lifted: a run killed in between finds the tombstone and deletes the index again.
             key_index.remove_index(context.home.keys)
-        report.tombstones = {"set": 0, "lifted": tombstones.revoke(context.home, named, _now())}
+        report.tombstones = {"set": 0, "lifted": tombstones.revoke(context.home, named, now)}
         return []
-    tombstone_ids = tombstones.create_tombstones(context.home, context.selector.tombstones, _now())
+    tombstone_ids = tombstones.create_tombstones(context.home, named, now)
     report.tombstones = {"set": len(tombstone_ids), "lifted": 0}
     return tombstone_ids
 
@@ -138,12 +149,10 @@ def _purge_tables(
     # Datasets purged by session come before those that determine the sessions: after a kill these still can.
     for dataset, selector in sorted(found, key=lambda each: each[1] is context.selector):
         if dataset.name in present:
-            is_own = selector is context.selector
-            table_context = context if is_own else replace(context, selector=selector)
+            own_ids = tombstone_ids if selector is context.selector else ()
+            table_context = replace(context, selector=selector)
             try:
-                report.datasets.append(
-                    table.purge_table(table_context, dataset, tombstone_ids if is_own else (), removed_rows)
-                )
+                report.datasets.append(table.purge_table(table_context, dataset, own_ids, removed_rows))
             except Cancelled:
                 raise
             except HypError as error:
@@ -152,21 +161,8 @@ def _purge_tables(
         raise errors[0]
 
 
-def _clean_databases(home: Home, note: Callable[[str], None]) -> None:
-    """Remove deleted data from the pages and logs of the databases; note those that are in use.
-
-    The state is rewritten (VACUUM): it is small, and its dead letters were the only rows in it. The key index holds
-    hashes and overwrites them when it deletes (`KeyIndex.remove_rows`), so only its log is truncated: rewriting
-    gigabytes of it would remove nothing more.
-    """
-    for path, vacuum in ((home.state, True), (home.keys, False), (home.tombstones, False)):
-        if path.is_file() and not _clean_database(path, vacuum):
-            note(f"{path.name} is in use, so its log was not truncated and may still hold deleted data")
-    _after_clean()
-
-
 def _clean_database(path: Path, vacuum: bool) -> bool:
-    """Return False if the database is in use the whole time."""
+    """Remove deleted data from the pages and the log. Return False if the database is in use the whole time."""
     with closing(sqlite3.connect(path, timeout=_TIMEOUT, isolation_level=None)) as db:
         db.execute("PRAGMA secure_delete=ON").close()
         # Not in a temporary directory outside the home.
@@ -177,13 +173,12 @@ def _clean_database(path: Path, vacuum: bool) -> bool:
         except sqlite3.OperationalError:
             return False
         deadline = time.monotonic() + _TIMEOUT
-        while True:
-            busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            if not busy:
-                return True
+        # The first column tells whether a reader or writer is in the way.
+        while db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL)
+        return True
 
 
 def _clear_scratch(context: PurgeContext) -> None:
@@ -202,48 +197,37 @@ def _clear_scratch(context: PurgeContext) -> None:
                     path.unlink()
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat()
-
-
-def plan_purge(home: Home, selector: PurgeSelector, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
+def plan_purge(home: Home, selector: PurgeSelector, progress: ProgressCallback) -> dict[str, Any]:
     """Return the report of a dry run: the same search as in a purge, in this process, without Spark and changes."""
     health.check_tables(home)
     report, found = PurgeReport(selector, dry_run=True), RemovedRows()
     report.left_alone = unaffected_datasets(selector, datasets.list_all())
-    spooled_rows = partial(spool.unflushed_rows, home)
+    spooled_rows = partial(copies.unflushed_rows, home)
     sessions = {*search.find_sessions(home, selector, _run_here), *search.sessions_of_rows(selector, spooled_rows)}
     for dataset in datasets.list_all():
         if (within := selector.for_dataset(dataset, sorted(sessions))) is None:
             continue
         if entry := metadata.find_table(home, dataset.name):
-            report.datasets.append(
-                _search_table(metadata.read_metadata(entry.metadata), dataset, within, found, progress)
-            )
+            report.datasets.append(_search_table(entry, dataset, within, found, progress))
         report.spool_rows += sum(within.matches(dataset, row) for row in spooled_rows(dataset))
-        report.rejects += spool.count_rejects(home, dataset, within)
+        report.rejects += copies.count_rejects(home, dataset, within)
     if home.state.is_file():
         with closing(open_home(home).store) as store:
-            report.letters, report.letter_rows = deliveries.count_dead_letters(store, selector)
-            report.delivered = deliveries.list_copies(store, found.seqs)
+            report.letters, report.letter_rows = copies.count_dead_letters(store, selector)
+            report.delivered = copies.list_copies(store, found.seqs)
     return report.as_json()
 
 
 def _search_table(
-    table_metadata: TableMetadata,
-    dataset: Dataset,
-    selector: PurgeSelector,
-    found: RemovedRows,
-    progress: Callable[[str, int, int], None],
+    entry: CatalogEntry, dataset: Dataset, selector: PurgeSelector, found: RemovedRows, progress: ProgressCallback
 ) -> PurgedTable:
-    result, files = PurgedTable(dataset.name), {file.path: file for file in metadata.iter_live_files(table_metadata)}
+    table_metadata, result = metadata.read_metadata(entry.metadata), PurgedTable(dataset.name)
+    files = {file.path: file for file in metadata.iter_live_files(table_metadata)}
     gateway = table_metadata.properties.get(metadata.GATEWAY_ID_PROPERTY)
     try:
         for batch in search.search_table(dataset, files.values(), selector, gateway, _run_here, progress):
             for match in batch:
-                result.add(match, files[match.path].source)
-                if match.rows:
-                    found.add_match(dataset.name, files[match.path].source, match)
+                result.add(match, files[match.path].source, found)
     except (OSError, pa.ArrowException) as error:
         raise LakeError(
             f"{dataset.name}: cannot read a data file ({error})",
@@ -257,43 +241,28 @@ def _run_here(tasks: Sequence[Task]) -> list[BuildResult | BuildFailure]:
     return [task.run() for task in tasks]
 
 
-class SparkHistory:
-    """The history of a table, removed through Iceberg's Java API.
+def _describe_live_files_only(spark: Any, table: Any) -> bool:
+    """Rewrite the manifests from which files were deleted, through Iceberg's Java API; return whether there were any.
 
-    A manifest from which a file was deleted keeps the file's statistics, which contain the beginnings of its texts.
-    Such manifests are rewritten without the file, in Iceberg's own commit for that; their other entries stay as they
-    are.
+    Such a manifest keeps the statistics of the deleted files, which contain the beginnings of their texts. It is
+    rewritten without them, in Iceberg's own commit for that; its other entries stay as they are.
     """
-
-    def __init__(self, spark: Any) -> None:
-        self._manifests: Any = spark._jvm.org.apache.iceberg.ManifestFiles
-
-    def describe_live_files_only(self, table: Any) -> bool:
-        iceberg = table.iceberg
-        snapshot = iceberg.currentSnapshot()
-        manifests = (
-            [each for each in snapshot.dataManifests(iceberg.io()) if each.hasDeletedFiles()] if snapshot else []
-        )
-        if not manifests:
-            return False
-        added_by = {file.location: file.snapshot_id for file in metadata.iter_live_files(table.metadata)}
-        change = iceberg.rewriteManifests()
-        for manifest in manifests:
-            change = change.deleteManifest(manifest)
-            if manifest.hasAddedFiles() or manifest.hasExistingFiles():
-                change = change.addManifest(self._without_deleted(iceberg, manifest, added_by))
-        change.commit()
-        iceberg.refresh()
-        return True
-
-    def expire(self, table: Any) -> None:
-        table.expire(time.time() + 1)
-
-    def _without_deleted(self, iceberg: Any, manifest: Any, added_by: dict[str, int | None]) -> Any:
+    iceberg = table.iceberg
+    snapshot = iceberg.currentSnapshot()
+    manifests = [each for each in snapshot.dataManifests(iceberg.io()) if each.hasDeletedFiles()] if snapshot else []
+    if not manifests:
+        return False
+    added_by = {file.location: file.snapshot_id for file in metadata.iter_live_files(table.metadata)}
+    change = iceberg.rewriteManifests()
+    manifest_files = spark._jvm.org.apache.iceberg.ManifestFiles
+    for manifest in manifests:
+        change = change.deleteManifest(manifest)
+        if not (manifest.hasAddedFiles() or manifest.hasExistingFiles()):
+            continue
         path = f"{iceberg.location()}/metadata/{secrets.token_hex(16)}-m0.avro"
         spec = iceberg.specs().get(manifest.partitionSpecId())
-        writer = self._manifests.write(_MANIFEST_FORMAT, spec, iceberg.io().newOutputFile(path), None)
-        reader = self._manifests.read(manifest, iceberg.io(), iceberg.specs())
+        writer = manifest_files.write(_MANIFEST_FORMAT, spec, iceberg.io().newOutputFile(path), None)
+        reader = manifest_files.read(manifest, iceberg.io(), iceberg.specs())
         try:
             files = reader.iterator()
             while files.hasNext():
@@ -303,4 +272,7 @@ class SparkHistory:
         finally:
             reader.close()
             writer.close()
-        return writer.toManifestFile()
+        change = change.addManifest(writer.toManifestFile())
+    change.commit()
+    iceberg.refresh()
+    return True

@@ -3,10 +3,9 @@
 A task reads the deciding column, and the keys only of rows that match. Row groups that cannot hold such a row are
 skipped by their footer statistics.
 
-A purge by folder finds the rows without a folder (raw exchanges) by the sessions that worked in the folder. Raw rows of
-a session share the content that they repeat, and calls outside the conversation name no folder, so all raw rows of such
-a session are purged, even if the session also worked in another folder. The sessions are read before any row is
-removed.
+A purge by folder finds the rows without a folder (raw exchanges) by the sessions that worked there. All raw rows of a
+session share the content that they repeat, so all are purged, even if the session also worked in another folder. The
+sessions are read before any row is removed.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from hypaware.iceberg.metadata import DataFile
 from hypaware.lake.build import BuildFailure, BuildResult, Task
 from hypaware.lake.row_keys import KEY_BYTES, MatchKeys, hash_key, hash_live_text, hash_row_key
 from hypaware.lake.tombstones import SESSION_COLUMN
+from hypaware.maintain.compact_plan import split_by_weight
 from hypaware.maintain.purge.selector import CWD, PurgeSelector, text_columns
 from hypaware.model import datasets
 from hypaware.model.datasets import GATEWAY, SEQ, Dataset
@@ -36,13 +36,12 @@ _TASK_BYTES = 256 << 20
 # Ids of at most this many rows per file are reported; they identify the rows in other places.
 _MAX_IDS = 200
 _TASKS_AT_ONCE = 16
+ProgressCallback = Callable[[str, int, int], None]
 TaskRunner = Callable[[Sequence[Task]], list[BuildResult | BuildFailure]]
 
 
 @dataclass
 class FileMatches:
-    """The matching rows of one data file."""
-
     path: Path
     rows: int = 0
     total_rows: int = 0
@@ -65,7 +64,7 @@ def search_table(
     selector: PurgeSelector,
     own_gateway: str | None,
     run: TaskRunner,
-    progress: Callable[[str, int, int], None],
+    progress: ProgressCallback,
 ) -> Iterator[list[FileMatches]]:
     """Search the files whose partition may hold such a row; yield the results of each batch of tasks."""
     candidates = [(file.path, file.bytes) for file in files if selector.may_be_in(file)]
@@ -86,16 +85,8 @@ def search_tasks(
     dataset: Dataset, files: Iterable[tuple[Path, int]], selector: PurgeSelector, own_gateway: str | None
 ) -> Iterator[SearchTask]:
     """Group (path, size) of data files into tasks; neighbouring files share a task."""
-    batch: list[Path] = []
-    size = 0
-    for path, bytes_ in files:
-        if batch and (len(batch) >= _TASK_FILES or size + bytes_ > _TASK_BYTES):
-            yield SearchTask(dataset.name, tuple(batch), selector, own_gateway)
-            batch, size = [], 0
-        batch.append(path)
-        size += bytes_
-    if batch:
-        yield SearchTask(dataset.name, tuple(batch), selector, own_gateway)
+    for batch in split_by_weight(files, (_TASK_FILES, _TASK_BYTES), lambda file: (1, file[1])):
+        yield SearchTask(dataset.name, tuple(path for path, _ in batch), selector, own_gateway)
 
 
 @dataclass(frozen=True)
@@ -121,17 +112,13 @@ class SearchTask:
                 if self.selector.may_be_unattributed(dataset):
                     found.unattributed = sum(_count_nulls(file, column, group) for group in range(file.num_row_groups))
                 for group in matching_row_groups(file, column, self.selector, nulls=bool(ids)):
-                    mask = self._mask(dataset, column, file, group)
+                    # Text columns are read only if the group has rows without a session.
+                    texts = _text_columns_of(dataset, file) if ids and _count_nulls(file, column, group) else []
+                    rows = file.read_row_group(group, columns=list(dict.fromkeys([column, *texts])))
+                    mask = self.selector.mask_rows(dataset, rows)
                     if pc.any(mask).as_py():
                         self._collect(dataset, column, file, group, mask, found)
         return found
-
-    def _mask(self, dataset: Dataset, column: str, file: pq.ParquetFile, group: int) -> Any:
-        """Mask the matching rows. Text columns are read only if the group has rows without a session."""
-        has_unattributed = self.selector.mention_ids(dataset) and _count_nulls(file, column, group)
-        texts = _text_columns_of(dataset, file) if has_unattributed else []
-        rows = file.read_row_group(group, columns=list(dict.fromkeys([column, *texts])))
-        return self.selector.mask_rows(dataset, rows)
 
     def _collect(
         self, dataset: Dataset, column: str, file: pq.ParquetFile, group: int, mask: Any, found: FileMatches
@@ -204,24 +191,21 @@ def split_hashes(packed: bytes | bytearray) -> list[bytes]:
 
 def find_sessions(home: Home, selector: PurgeSelector, run: TaskRunner) -> tuple[str, ...]:
     """Return the sessions that worked in the folders. Rows in the spool must be flushed before."""
+    if selector.kind != "cwd":
+        return ()
+    tasks = []
+    for dataset in _session_datasets():
+        entry = metadata.find_table(home, dataset.name)
+        files = metadata.iter_cached_files(metadata.read_metadata(entry.metadata)) if entry else ()
+        paths = [file.path for file in files]
+        for start in range(0, len(paths), _TASK_FILES):
+            tasks.append(SessionSearchTask(tuple(paths[start : start + _TASK_FILES]), selector))
     found: set[str] = set()
-    for result in run(list(_session_tasks(home, selector))):
+    for result in run(tasks):
         if isinstance(result, BuildFailure):
             raise Retryable(f"could not find the sessions of the folder: {result.reason}", kind="purge_failed")
         found.update(*result.reports)
     return tuple(sorted(found))
-
-
-def _session_tasks(home: Home, selector: PurgeSelector) -> Iterator[SessionSearchTask]:
-    if selector.kind != "cwd":
-        return
-    for dataset in _session_datasets():
-        entry = metadata.find_table(home, dataset.name)
-        paths = (
-            [file.path for file in metadata.iter_cached_files(metadata.read_metadata(entry.metadata))] if entry else []
-        )
-        for start in range(0, len(paths), _TASK_FILES):
-            yield SessionSearchTask(tuple(paths[start : start + _TASK_FILES]), selector)
 
 
 def _session_datasets() -> list[Dataset]:

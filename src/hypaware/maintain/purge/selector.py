@@ -10,6 +10,7 @@ be attributed.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from hypaware.model.datasets import SOURCE, Dataset
 
 # A shorter id may occur in a body by chance.
 _MIN_CHARACTERS = 8
-_WORD_CHARACTERS = "-_"
 SelectorKind = Literal["session", "source", "cwd", "before"]
 CWD = "cwd"
 
@@ -93,16 +93,14 @@ class PurgeSelector:
         column = self.column(dataset)
         value = row.get(column) if column else None
         if value is None and (ids := self.mention_ids(dataset)):
-            return row_mentions({name: row.get(name) for name in text_columns(dataset)}, ids)
+            return _row_mentions({name: row.get(name) for name in text_columns(dataset)}, ids)
         if not isinstance(value, str):
             return False
         if self.kind == "before":
             return value < self.values[0]
-        return (
-            value in self.values
-            if self.kind == "session"
-            else any(value == path or value.startswith((f"{path}/", f"{path}\\")) for path in self.values)
-        )
+        if self.kind == "session":
+            return value in self.values
+        return any(value == path or value.startswith((f"{path}/", f"{path}\\")) for path in self.values)
 
     def mask_rows(self, dataset: Dataset, rows: pa.Table) -> Any:
         """Mask Arrow rows that have the deciding column, and their text columns if those may mention an id."""
@@ -112,14 +110,21 @@ class PurgeSelector:
         if not ids or not column.null_count:
             return mask
         texts = rows.select([name for name in text_columns(dataset) if name in rows.column_names])
-        return pc.or_(mask, mask_mentions(texts, pc.is_null(column), ids))
+        unattributed = pc.indices_nonzero(pc.is_null(column))
+        found = {
+            position
+            for position, row in zip(unattributed.to_pylist(), texts.take(unattributed).to_pylist(), strict=True)
+            if _row_mentions(row, ids)
+        }
+        return pc.or_(mask, pa.array([position in found for position in range(rows.num_rows)], pa.bool_()))
 
     def mask(self, column: Any) -> Any:
         """Mask an Arrow column; the result has no nulls."""
         if self.kind == "before":
             mask = pc.less(column, pa.scalar(datetime.fromisoformat(self.values[0]), column.type))
         elif self.kind == "cwd":
-            mask = reduce(pc.or_, (_mask_inside(column, path) for path in self.values))
+            inside = [pc.starts_with(column, path + separator) for path in self.values for separator in "/\\"]
+            mask = reduce(pc.or_, inside, pc.is_in(column, value_set=pa.array(self.values, pa.string())))
         else:
             mask = pc.is_in(column, value_set=pa.array(self.values, pa.string()))
         return pc.fill_null(mask, False)
@@ -135,49 +140,26 @@ class PurgeSelector:
         if lowest is None or highest is None:
             return True
         if self.kind == "before":
-            return not isinstance(lowest, datetime) or lowest.replace(tzinfo=None) < datetime.fromisoformat(
-                self.values[0]
-            ).replace(tzinfo=None)
+            before = datetime.fromisoformat(self.values[0]).replace(tzinfo=None)
+            return not isinstance(lowest, datetime) or lowest.replace(tzinfo=None) < before
         if not isinstance(lowest, str) or not isinstance(highest, str):
             return True
         # Paths in a folder start with its name, so they sort between the name and the first string that does not.
         return any(lowest <= value + "\U0010ffff" and highest >= value for value in self.values)
 
 
-def _mask_inside(column: Any, folder: str) -> Any:
-    inside = pc.or_(pc.starts_with(column, f"{folder}/"), pc.starts_with(column, f"{folder}\\"))
-    return pc.or_(pc.equal(column, folder), inside)
-
-
 def text_columns(dataset: Dataset) -> list[str]:
     return [column.name for column in dataset.columns if column.type in (ColumnType.STRING, ColumnType.JSON)]
 
 
-def row_mentions(row: Mapping[str, Any], ids: Sequence[str]) -> bool:
-    """Return whether any text of the row mentions one of the ids."""
-    return any(_mentions(value, each) for value in row.values() if isinstance(value, str) for each in ids)
-
-
-def _mentions(text: str, word: str) -> bool:
-    """Search for a whole word: `session-57` does not mention `session-5`."""
-    position = text.find(word)
-    while position >= 0:
-        around = text[max(0, position - 1) : position] + text[position + len(word) : position + len(word) + 1]
-        if not any(each.isalnum() or each in _WORD_CHARACTERS for each in around):
-            return True
-        position = text.find(word, position + 1)
-    return False
-
-
-def mask_mentions(rows: pa.Table, unknown: Any, ids: Sequence[str]) -> Any:
-    """Mask the rows of a table that are `unknown` and mention one of the ids."""
-    positions = pc.indices_nonzero(unknown)
-    found = {
-        position
-        for position, row in zip(positions.to_pylist(), rows.take(positions).to_pylist(), strict=True)
-        if row_mentions(row, ids)
-    }
-    return pa.array([position in found for position in range(rows.num_rows)], pa.bool_())
+def _row_mentions(row: Mapping[str, Any], ids: Sequence[str]) -> bool:
+    """Return whether any text of the row mentions one of the ids as a whole word: `session-57` is not `session-5`."""
+    return any(
+        word in text and re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text)
+        for text in row.values()
+        if isinstance(text, str)
+        for word in ids
+    )
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,8 @@
 """Purging one table: find rows, set tombstones, rewrite, commit, remove history. Only files with a match are rewritten.
 
-The job holds the maintenance lock; flushes, imports, queries and deliveries continue. The locks of the streams are held
-for the commit only: then no delivery is between reading a row and sending it, and every later one reads the table
-without the rows.
-
-Pending settlements are applied first, so that rows are found under their final ids. The files that held the rows before
-are removed, too. Native rows that a settlement returns to the spool are there before the purge flushes it.
+The locks of the streams are held for the commit only: then no delivery is between reading a row and sending it, and
+every later one reads the table without the rows. Pending settlements are applied first, so that rows are found under
+their final ids. The files that held the rows before are removed, too.
 
 A killed flush, compaction or purge leaves unreferenced files, and older manifests contain column bounds, including the
 beginnings of texts: those that hold or describe purged rows are removed. Unreferenced data files without a purged row
@@ -19,6 +16,7 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,15 +27,15 @@ from hypaware.home import durable_files
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import CatalogEntry, DataFile, TableMetadata
 from hypaware.lake import locks, tombstones
-from hypaware.lake.build import BuildFailure, BuildResult
+from hypaware.lake.build import BuildFailure
 from hypaware.lake.key_index import KeyIndex
 from hypaware.lake.parquet import BuiltFile, OutputPaths
 from hypaware.lake.rewrite import RewriteBalance, RewriteTask
 from hypaware.lake.table import LakeTable, TableChange
-from hypaware.maintain import compact, generation
+from hypaware.maintain import compact, rebuild
 from hypaware.maintain.apply_settlements import PendingSettlements
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport, discard_files
-from hypaware.maintain.purge import deliveries, search
+from hypaware.maintain.purge import copies, search
 from hypaware.maintain.purge.context import PurgeContext, PurgedTable, RemovedRows
 from hypaware.maintain.purge.search import FileMatches, split_hashes
 from hypaware.maintain.purge.selector import RowPredicate
@@ -72,7 +70,6 @@ _READER_TIMEOUT = 10.0
 
 
 def apply_all_settlements(context: PurgeContext, removed_rows: RemovedRows) -> None:
-    """Apply the settlements of all tables."""
     present = {entry.name for entry in metadata.list_tables(context.home)}
     for dataset in datasets.list_all():
         if dataset.match_rules is not None and dataset.name in present:
@@ -93,7 +90,7 @@ def apply_table_settlements(context: PurgeContext, dataset: Dataset, removed_row
         *arguments, progress=context.progress, note=context.note, check_cancelled=context.check_cancelled
     )
     report = MaintenanceReport(dataset.name)
-    compact.apply_pending_settlements(maintenance, report)
+    compact.Compaction(maintenance, report, settlements_only=True).run()
     if report.errors:
         raise Retryable(report.errors[0], kind="purge_failed")
     removed_rows.replaced |= replaced
@@ -102,27 +99,23 @@ def apply_table_settlements(context: PurgeContext, dataset: Dataset, removed_row
 def purge_table(
     context: PurgeContext, dataset: Dataset, tombstone_ids: Sequence[int], removed_rows: RemovedRows
 ) -> PurgedTable:
-    """Remove the rows from the dataset's table."""
-    purge = _TablePurge(context, dataset, tombstone_ids, removed_rows)
+    purge = _TablePurge(context, dataset, tombstone_ids, removed_rows, PurgedTable(dataset.name))
     with locks.maintenance_lock(dataset.name, context.check_cancelled):
         apply_table_settlements(context, dataset, removed_rows)
         purge.run()
     return purge.result
 
 
+@dataclass(frozen=True)
 class _TablePurge:
-    def __init__(
-        self, context: PurgeContext, dataset: Dataset, tombstone_ids: Sequence[int], removed_rows: RemovedRows
-    ) -> None:
-        self._context = context
-        self._home = context.home
-        self._dataset = dataset
-        self._tombstone_ids = tombstone_ids
-        self._removed_rows = removed_rows
-        self.result = PurgedTable(dataset.name)
+    context: PurgeContext
+    dataset: Dataset
+    tombstone_ids: Sequence[int]
+    removed_rows: RemovedRows
+    result: PurgedTable
 
     def run(self) -> None:
-        table = self._context.lake.table(self._dataset)
+        table = self.context.lake.table(self.dataset)
         files = {file.path: file for file in self._live_files()}
         if matches := self._find_rows(table, files):
             self._replace_files(table, files, matches)
@@ -132,73 +125,67 @@ class _TablePurge:
         return list(metadata.iter_cached_files(metadata.read_metadata(self._entry().metadata)))
 
     def _entry(self) -> CatalogEntry:
-        found = metadata.find_table(self._home, self._dataset.name)
+        found = metadata.find_table(self.context.home, self.dataset.name)
         assert found is not None
         return found
 
     def _sequences(self) -> dict[tuple[str, str], array[int]]:
         """Return the sequences of the table's removed rows by (dataset, source)."""
-        return {key: seqs for key, seqs in self._removed_rows.seqs.items() if key[0] == self._dataset.name}
+        return {key: seqs for key, seqs in self.removed_rows.seqs.items() if key[0] == self.dataset.name}
 
     def _find_rows(self, table: LakeTable, files: dict[Path, DataFile]) -> list[FileMatches]:
         """Search in batches, setting tombstones after each; return the files that hold such rows."""
-        context, matches = self._context, list[FileMatches]()
+        context, matches = self.context, list[FileMatches]()
 
         def progress(message: str, done: int, total: int) -> None:
             context.check_cancelled()
             context.progress(message, done, total)
 
         # A purge by time needs no tombstones for parts.
-        parts_of = self._tombstone_ids if context.selector.kind != "before" else ()
+        parts_of = self.tombstone_ids if context.selector.kind != "before" else ()
         for batch in search.search_table(
-            self._dataset, files.values(), context.selector, table.gateway_id, context.lake.run, progress
+            self.dataset, files.values(), context.selector, table.gateway_id, context.lake.run, progress
         ):
             hashes = [bytearray() for _ in context.selector.values]
             for match in batch:
-                source = files[match.path].source
-                self.result.add(match, source)
+                self.result.add(match, files[match.path].source, self.removed_rows)
                 if match.rows:
-                    self._removed_rows.add_match(self._dataset.name, source, match)
                     for packed, value_hashes in zip(match.hashes, hashes, strict=True):
                         value_hashes += packed
                     match.hashes, match.seqs = [], match.seqs[:0]
                     matches.append(match)
             for tombstone_id, packed in zip(parts_of, hashes, strict=False):
                 if packed:
-                    tombstones.add_parts(self._home, tombstone_id, split_hashes(packed))
-        self._removed_rows.clean |= files.keys() - {match.path for match in matches}
-        self._bury_other_ids(parts_of)
+                    tombstones.add_parts(self.context.home, tombstone_id, split_hashes(packed))
+        self.removed_rows.clean |= files.keys() - {match.path for match in matches}
+        seqs = [seq for found in self._sequences().values() for seq in found]
+        if seqs and parts_of and context.home.keys.is_file():
+            # Only the key index knows other ids of the same rows.
+            with closing(KeyIndex(context.home.keys)) as index:
+                other_keys = index.find_keys(seqs) if index.has_match_keys(self.dataset.name) else set()
+            for tombstone_id in parts_of:
+                tombstones.add_parts(context.home, tombstone_id, other_keys)
         if matches:
             _after_bury()
         return matches
 
-    def _bury_other_ids(self, tombstone_ids: Sequence[int]) -> None:
-        """Set tombstones for other ids of the same rows, which only the key index knows."""
-        seqs = [seq for found in self._sequences().values() for seq in found]
-        if not seqs or not tombstone_ids or not self._home.keys.is_file():
-            return
-        with closing(KeyIndex(self._home.keys)) as index:
-            other_keys = index.find_keys(seqs) if index.has_match_keys(self._dataset.name) else set()
-        for tombstone_id in tombstone_ids:
-            tombstones.add_parts(self._home, tombstone_id, other_keys)
-
     def _replace_files(self, table: LakeTable, files: dict[Path, DataFile], matches: list[FileMatches]) -> None:
-        name = self._dataset.name
+        name = self.dataset.name
         replaced = [files[match.path] for match in matches]
         written = self._rewrite(table, [(files[each.path], each.rows) for each in matches if not each.is_whole_file])
         _after_rewrite()
-        change = TableChange("purge", replaced, written, summary={"hyp.purge": self._context.id})
+        change = TableChange("purge", replaced, written, summary={"hyp.purge": self.context.id})
         try:
             with (
                 self._lock_streams({file.source for file in replaced}),
-                locks.commit_lock(name, self._context.check_cancelled),
+                locks.commit_lock(name, self.context.check_cancelled),
             ):
-                fsync.fsync_commit(self._home, name)
-                self._removed_rows.copies += deliveries.list_copies(self._context.store, self._sequences())
+                fsync.fsync_commit(self.context.home, name)
+                self.removed_rows.copies += copies.list_copies(self.context.store, self._sequences())
                 with self._without_keys(table):
                     _before_commit()
-                    self._context.lake.table(self._dataset).replace_files(change)
-                    fsync.fsync_commit(self._home, name)
+                    self.context.lake.table(self.dataset).replace_files(change)
+                    fsync.fsync_commit(self.context.home, name)
                     _after_commit()
                 _after_keys()
         except BaseException:
@@ -208,11 +195,11 @@ class _TablePurge:
                 if file.path not in live:
                     file.path.unlink(missing_ok=True)
             raise
-        self._removed_rows.clean |= {file.path for file in written}
+        self.removed_rows.clean |= {file.path for file in written}
 
     def _rewrite(self, table: LakeTable, files: list[tuple[DataFile, int]]) -> list[BuiltFile]:
         """Write new files, not yet referenced, for (file, number of matching rows)."""
-        context, name = self._context, self._dataset.name
+        context, name = self.context, self.dataset.name
         field_ids, predicate = dict(table.field_ids), RowPredicate(context.selector, name)
         tasks = [
             RewriteTask(
@@ -233,7 +220,19 @@ class _TablePurge:
                 context.progress(f"rewriting {name}", start, len(tasks))
                 results = context.lake.run(tasks[start : start + _TASKS_AT_ONCE])
                 for result, (file, rows) in zip(results, files[start:], strict=False):
-                    written += _check_rewrite(name, file, rows, result)
+                    if isinstance(result, BuildFailure):
+                        reason = f"could not rewrite {file.path.name}: {result.reason}"
+                        raise Retryable(f"{name}: {reason}", kind="purge_failed")
+                    written += result.files
+                    (counts,) = result.reports
+                    assert isinstance(counts, RewriteBalance)
+                    # Exactly the rows that were found are left out.
+                    if not counts.balanced or len(counts.dropped) != rows or counts.rows_in != file.rows:
+                        raise LakeError(
+                            f"{name}: row counts of {file.path} do not match: expected {file.rows} rows, {rows} to "
+                            f"remove; read {counts.rows_in} rows, {len(counts.dropped)} to remove; nothing was changed",
+                            kind="purge_unbalanced",
+                        )
         except BaseException:
             discard_files(written)
             raise
@@ -242,7 +241,7 @@ class _TablePurge:
     @contextmanager
     def _lock_streams(self, sources: set[str]) -> Iterator[None]:
         """Hold the locks of the sources' streams: those in the state, and those that could start now."""
-        context, name = self._context, self._dataset.name
+        context, name = self.context, self.dataset.name
         with context.store.reading() as connection:
             known_keys = {stream.key for stream in streams.list_streams(connection)}
         keys = {StreamKey(sink, name, source) for sink in context.config.sinks for source in sources}
@@ -251,7 +250,7 @@ class _TablePurge:
         with ExitStack() as held:
             for key in sorted(keys):
                 context.check_cancelled()
-                held.enter_context(lock_stream(self._home, key, max(0.0, deadline - time.monotonic())))
+                held.enter_context(lock_stream(self.context.home, key, max(0.0, deadline - time.monotonic())))
             yield
 
     @contextmanager
@@ -262,11 +261,11 @@ class _TablePurge:
         has. A purge by time keeps them, because it sets no tombstones for parts: a row that comes again with another
         time is recognised by its key.
         """
-        context, name = self._context, self._dataset.name
-        if not self._home.keys.is_file() or (context.selector.kind == "before" and context.is_permanent):
+        context, name = self.context, self.dataset.name
+        if not self.context.home.keys.is_file() or (context.selector.kind == "before" and context.is_permanent):
             yield
             return
-        with closing(KeyIndex(self._home.keys)) as index:
+        with closing(KeyIndex(self.context.home.keys)) as index:
             through = index.indexed_through(name, table.uuid)
             index.remove_rows(name, (seq for seqs in self._sequences().values() for seq in seqs))
             yield
@@ -275,80 +274,58 @@ class _TablePurge:
 
     def _remove_history(self) -> None:
         """Remove the history, even if no row was found: an earlier purge may have been killed before this step."""
-        context, name = self._context, self._dataset.name
-        has_leftovers = self.result.rows or generation.find_abandoned(self._home, name)
+        context, home, name = self.context, self.context.home, self.dataset.name
+        has_leftovers = self.result.rows or rebuild.find_abandoned(home, name)
         if has_leftovers and not locks.wait_for_other_jobs(time.time(), _READER_TIMEOUT, context.check_cancelled):
             context.note("a running job may read files that are removed now; if it fails, run it again")
         with locks.commit_lock(name, context.check_cancelled):
-            generation.clear_unfinished(self._home, name)
+            rebuild.clear_unfinished(home, name)
             # Everything that a rebuild left behind is a copy.
-            for folder in generation.find_abandoned(self._home, name):
+            for folder in rebuild.find_abandoned(home, name):
                 shutil.rmtree(folder)
                 durable_files.fsync_dir(folder.parent)
             strays = self._find_strays()
             if self.result.rows or strays or context.resumed:
-                fsync.fsync_commit(self._home, name)
+                fsync.fsync_commit(home, name)
                 _before_forget()
-                table = context.lake.table(self._dataset)
-                if context.history.describe_live_files_only(table):
-                    fsync.fsync_commit(self._home, name)
+                table = context.lake.table(self.dataset)
+                if context.describe_live_files_only(table):
+                    fsync.fsync_commit(home, name)
                     _after_manifests()
-                context.history.expire(table)
-                fsync.fsync_commit(self._home, name)
+                table.expire(time.time() + 1)
+                fsync.fsync_commit(home, name)
                 _after_forget()
-            self.result.orphans_removed = self._remove_strays(strays)
+            existing = [path for path in strays if path.exists()]
+            unneeded = [*existing, *_unreferenced_metadata(self._entry())]
+            for path in unneeded:
+                path.unlink(missing_ok=True)
+            for folder in {path.parent for path in unneeded}:
+                durable_files.fsync_dir(folder)
+            _after_sweep()
+            self.result.orphans_removed = len(existing)
 
     def _find_strays(self) -> list[Path]:
         """Return unreferenced data files that hold such rows or were left by a killed maintenance job."""
-        context = self._context
+        context = self.context
         table_metadata = metadata.read_metadata(self._entry().metadata)
         live = {file.path.resolve() for file in metadata.iter_cached_files(table_metadata)}
-        root = context.lake.table(self._dataset).data_root
+        root = context.lake.table(self.dataset).data_root
         unreferenced = [path for path in root.rglob("*.parquet") if path.resolve() not in live]
-        replaced = {path.resolve() for path in self._removed_rows.replaced}
+        replaced = {path.resolve() for path in self.removed_rows.replaced}
         found = [path for path in unreferenced if path.resolve() in replaced]
-        found += _left_by_maintenance(
-            table_metadata, [path for path in unreferenced if path.name.startswith(_MAINTENANCE_PREFIXES)]
-        )
+        found += _left_by_maintenance(table_metadata, unreferenced)
         sized = [(path, path.stat().st_size) for path in unreferenced if path not in found]
-        for result in context.lake.run(list(search.search_tasks(self._dataset, sized, context.selector, None))):
+        for result in context.lake.run(list(search.search_tasks(self.dataset, sized, context.selector, None))):
             if isinstance(result, BuildFailure):
                 continue  # verification reports files that cannot be read
             found += [each.path for each in result.reports if each.rows]
-            self._removed_rows.clean |= {each.path for each in result.reports if not each.rows}
+            self.removed_rows.clean |= {each.path for each in result.reports if not each.rows}
         return found
 
-    def _remove_strays(self, found: Sequence[Path]) -> int:
-        """Remove the files, and metadata that no snapshot needs; return the number of data files."""
-        existing = [path for path in found if path.exists()]
-        folders = set()
-        for path in [*existing, *_unreferenced_metadata(self._entry())]:
-            path.unlink(missing_ok=True)
-            folders.add(path.parent)
-        for folder in folders:
-            durable_files.fsync_dir(folder)
-        _after_sweep()
-        return len(existing)
 
-
-def _check_rewrite(dataset: str, file: DataFile, rows: int, result: BuildResult | BuildFailure) -> list[BuiltFile]:
-    """Check that exactly the rows that were found are left out."""
-    if isinstance(result, BuildFailure):
-        raise Retryable(f"{dataset}: could not rewrite {file.path.name}: {result.reason}", kind="purge_failed")
-    (counts,) = result.reports
-    assert isinstance(counts, RewriteBalance)
-    if not counts.balanced or len(counts.dropped) != rows or counts.rows_in != file.rows:
-        discard_files(result.files)
-        raise LakeError(
-            f"{dataset}: row counts of {file.path} do not match: expected {file.rows} rows, {rows} to remove; "
-            f"read {counts.rows_in} rows, {len(counts.dropped)} to remove; nothing was changed",
-            kind="purge_unbalanced",
-        )
-    return result.files
-
-
-def _left_by_maintenance(table_metadata: TableMetadata, candidates: list[Path]) -> list[Path]:
+def _left_by_maintenance(table_metadata: TableMetadata, unreferenced: list[Path]) -> list[Path]:
     """Return files written by maintenance that no snapshot references; a kill may have left them incomplete."""
+    candidates = [path for path in unreferenced if path.name.startswith(_MAINTENANCE_PREFIXES)]
     if not candidates:
         return []
     manifests = {
@@ -368,16 +345,13 @@ def _left_by_maintenance(table_metadata: TableMetadata, candidates: list[Path]) 
 
 def _unreferenced_metadata(entry: CatalogEntry) -> list[Path]:
     """Return manifests and lists that neither the table nor, after a power cut, its previous metadata needs."""
-    needed = _needed(metadata.read_metadata(entry.metadata), current_only=False)
+    needed_snapshots = list(metadata.read_metadata(entry.metadata).snapshots)
     if entry.previous is not None and entry.previous.is_file():
-        needed |= _needed(metadata.read_metadata(entry.previous), current_only=True)
-    return [path for path in entry.metadata.parent.glob("*.avro") if path.resolve() not in needed]
-
-
-def _needed(table_metadata: TableMetadata, *, current_only: bool) -> set[Path]:
+        previous = metadata.read_metadata(entry.previous)
+        needed_snapshots += [snapshot for snapshot in previous.snapshots if snapshot.id == previous.current_id]
     needed = set()
-    for snapshot in table_metadata.snapshots:
-        if snapshot.manifest_list.is_file() and (snapshot.id == table_metadata.current_id or not current_only):
+    for snapshot in needed_snapshots:
+        if snapshot.manifest_list.is_file():
             needed.add(snapshot.manifest_list.resolve())
             needed |= {manifest.path.resolve() for manifest in metadata.read_manifests(snapshot)}
-    return needed
+    return [path for path in entry.metadata.parent.glob("*.avro") if path.resolve() not in needed]

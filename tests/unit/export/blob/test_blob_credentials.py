@@ -8,7 +8,7 @@ import pytest
 from obstore import exceptions
 
 from hypaware.export.sink import DestinationBusy, DestinationDenied, DestinationUnreachable
-from hypaware.export.sinks.blob.location import BucketLocation
+from hypaware.export.sinks.blob import BucketLocation
 from hypaware.export.sinks.blob.object_store import S3Keys, find_keys, find_region, translate_errors
 
 PLACE = BucketLocation("s3", "bucket", "x")

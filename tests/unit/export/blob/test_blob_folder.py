@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hypaware.export.sink import DestinationDenied, DestinationUnreachable, StreamCoverage
-from hypaware.export.sinks.blob import manifest
+from hypaware.export.sinks.blob import sink as blob_sink
 from hypaware.testing.fault_injection import run_in_child
 from tests.support.blob_destination import GATEWAY, INCARNATION, chunk, files, manifests, opened, payload, untrue
 from tests.support.rows import DATASET
@@ -28,8 +28,8 @@ POINTS = [
     "export.blob-file.after-link",
     "export.blob.after-manifest",
 ]
-OBJECT = manifest.object_key(chunk(0, 10), "parquet")
-MANIFEST = manifest.manifest_key(chunk(0, 10))
+OBJECT = blob_sink.object_key(chunk(0, 10), "parquet")
+MANIFEST = blob_sink.manifest_key(chunk(0, 10))
 STREAM = chunk(0, 1).stream
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from hypaware.errors import ConfigError
 from hypaware.export.sink import SinkSettings
-from hypaware.export.sinks.blob import BLOB
-from hypaware.export.sinks.blob.location import BucketLocation, FolderLocation, parse_location
+from hypaware.export.sinks.blob import BLOB, BucketLocation, FolderLocation, parse_location
 from hypaware.home import Home
 
 HERE = {"AZURE_STORAGE_ACCOUNT_NAME": "acme"}
@@ -110,7 +109,7 @@ def test_the_address_of_a_blob_sink_needs_no_heavy_import() -> None:
     """Whether a round is idle is decided with it, in milliseconds."""
     script = (
         "import sys\n"
-        "from hypaware.export.sinks.blob.location import parse_location\n"
+        "from hypaware.export.sinks.blob import parse_location\n"
         "from hypaware.export.sinks.blob import BLOB\n"
         "parse_location({'destination': 's3://bucket/x'}, {})\n"
         "print(*({'pyarrow', 'obstore', 'pyspark', 'aiohttp'} & set(sys.modules)))"

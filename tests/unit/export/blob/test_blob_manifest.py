@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypaware.export.sink import StreamCoverage
-from hypaware.export.sinks.blob import manifest
-from hypaware.export.sinks.blob.manifest import StoredObject
+from hypaware.export.sinks.blob import sink as blob_sink
+from hypaware.export.sinks.blob.sink import StoredObject
 from tests.support.blob_destination import GATEWAY, INCARNATION, chunk
 from tests.support.rows import DATASET
 
@@ -33,16 +33,16 @@ SAID: dict[str, Any] = {
 
 
 def test_a_manifest_is_written_in_its_format() -> None:
-    written = manifest.format_manifest(manifest.make_manifest(chunk(4, 9, source="clau de"), STORED, NOW))
+    written = blob_sink.format_manifest(blob_sink.make_manifest(chunk(4, 9, source="clau de"), STORED, NOW))
 
     assert json.loads(written) == SAID
     assert list(json.loads(written)) == list(SAID)
 
 
 def test_a_manifest_is_parsed_back() -> None:
-    parsed = manifest.make_manifest(chunk(4, 9), STORED, NOW)
+    parsed = blob_sink.make_manifest(chunk(4, 9), STORED, NOW)
 
-    assert manifest.parse_manifest(manifest.format_manifest(parsed)) == parsed
+    assert blob_sink.parse_manifest(blob_sink.format_manifest(parsed)) == parsed
 
 
 @pytest.mark.hazard(89)
@@ -57,7 +57,7 @@ def test_a_manifest_is_parsed_back() -> None:
     ],
 )
 def test_a_manifest_describes_exactly_one_chunk(other: Any) -> None:
-    parsed = manifest.make_manifest(chunk(4, 9), STORED, NOW)
+    parsed = blob_sink.make_manifest(chunk(4, 9), STORED, NOW)
 
     assert parsed.describes(chunk(4, 9))
     assert not parsed.describes(other)
@@ -73,7 +73,7 @@ ODD: list[dict[str, Any]] = [
 @pytest.mark.parametrize("key", ["/etc/passwd", "../up", "a/../../up", "a//b", "./a", "", "a/"])
 def test_a_manifest_with_a_key_outside_the_destination_is_invalid(key: str) -> None:
     assert (
-        manifest.parse_manifest(json.dumps({**SAID, "objects": [{**SAID["objects"][0], "key": key}]}).encode()) is None
+        blob_sink.parse_manifest(json.dumps({**SAID, "objects": [{**SAID["objects"][0], "key": key}]}).encode()) is None
     )
 
 
@@ -86,13 +86,13 @@ def test_a_manifest_with_a_key_outside_the_destination_is_invalid(key: str) -> N
     ],
 )
 def test_other_files_are_not_parsed_as_manifests(data: bytes) -> None:
-    assert manifest.parse_manifest(data) is None
+    assert blob_sink.parse_manifest(data) is None
 
 
 def test_unknown_fields_are_ignored() -> None:
     objects = [{**SAID["objects"][0], "extra": 1}]
 
-    assert manifest.parse_manifest(json.dumps({**SAID, "more": [], "objects": objects}).encode()) is not None
+    assert blob_sink.parse_manifest(json.dumps({**SAID, "more": [], "objects": objects}).encode()) is not None
 
 
 ranges = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)).map(lambda each: (each[0], sum(each))), max_size=12)

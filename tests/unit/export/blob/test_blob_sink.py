@@ -22,7 +22,8 @@ from hypaware.export.sink import (
     StreamCoverage,
     TablePayload,
 )
-from hypaware.export.sinks.blob import BLOB, manifest
+from hypaware.export.sinks.blob import BLOB
+from hypaware.export.sinks.blob import sink as blob_sink
 from hypaware.export.sinks.blob.sink import BlobSink
 from hypaware.home import Home
 from tests.support.blob_destination import (
@@ -41,8 +42,8 @@ from tests.support.blob_destination import (
 from tests.support.rows import DATASET
 
 STREAM = chunk(0, 1).stream
-OBJECT = manifest.object_key(chunk(0, 10), "parquet")
-MANIFEST = manifest.manifest_key(chunk(0, 10))
+OBJECT = blob_sink.object_key(chunk(0, 10), "parquet")
+MANIFEST = blob_sink.manifest_key(chunk(0, 10))
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_objects_use_the_configured_encoder(root: Path) -> None:
 
     asyncio.run(work())
 
-    path = root / manifest.object_key(chunk(0, 10), "jsonl.gz")
+    path = root / blob_sink.object_key(chunk(0, 10), "jsonl.gz")
     assert duckdb.execute("SELECT sum(tool_args.a) FROM read_json(?)", [str(path)]).fetchone() == (7,)
 
 

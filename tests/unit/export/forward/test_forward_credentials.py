@@ -447,7 +447,7 @@ class TokenServer:
     def again(self, home: Home, token_file: Path) -> ServerCredentials:
         """Return new credentials, as a later round creates them."""
         made = settings(home, self.url, token_file=str(token_file))
-        return ServerCredentials(made, self.url, "host", self.wire.request, lambda: self.now)
+        return ServerCredentials(made, self.url, "host", self.wire, lambda: self.now)
 
 
 @pytest.mark.parametrize("ahead", [0.0, 30 * DAY, -30 * DAY])

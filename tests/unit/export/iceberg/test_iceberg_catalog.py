@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from hypaware.export.sink import DestinationDenied, SinkSettings
-from hypaware.export.sinks.iceberg import ICEBERG
-from hypaware.export.sinks.iceberg.catalog import read_catalog_settings
+from hypaware.export.sinks.iceberg import ICEBERG, read_catalog_settings
 from hypaware.home import Home
 from tests.support import processes
 

@@ -15,8 +15,8 @@ from pyiceberg.transforms import DayTransform, HourTransform, MonthTransform, Ye
 from pyiceberg.types import TimestamptzType
 
 from hypaware.export.sink import ChunkRefused
-from hypaware.export.sinks.iceberg import data_files, table_schema
-from hypaware.export.sinks.iceberg.table_schema import PartitionField, TableLayout
+from hypaware.export.sinks.iceberg import data_files
+from hypaware.export.sinks.iceberg.data_files import PartitionField, TableLayout
 from tests.support.rows import MESSAGES
 from tests.support.shipments import chunk, rows_of
 
@@ -25,7 +25,7 @@ _FIRST = datetime(1, 1, 1, tzinfo=UTC)
 
 
 def new_shape() -> TableLayout:
-    return table_schema.read_layout(MESSAGES, table_schema.new_schema(MESSAGES), table_schema.new_partitions(MESSAGES))
+    return data_files.read_layout(MESSAGES, data_files.new_schema(MESSAGES), data_files.new_partitions(MESSAGES))
 
 
 def test_rows_are_partitioned_by_day_and_keep_their_order(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_columns_have_the_ids_and_types_of_the_table(tmp_path: Path) -> None:
     (part,) = data_files.write_data_files(rows_of([1]), chunk(0, 1), new_shape(), tmp_path)
     read = pq.ParquetFile(part.path).schema_arrow
     ids = {field.name: int(field.metadata[b"PARQUET:field_id"]) for field in read}
-    fields = json.loads(table_schema.new_schema(MESSAGES))["fields"]
+    fields = json.loads(data_files.new_schema(MESSAGES))["fields"]
     assert ids == {field["name"]: field["id"] for field in fields}
     assert {field.name for field in read if not field.nullable} == {
         field["name"] for field in fields if field["required"]

@@ -23,8 +23,8 @@ from typing import TypeVar
 
 from hypaware import faults
 from hypaware.export.sink import DestinationDenied, DestinationUnreachable
-from hypaware.export.sinks.blob.location import FolderLocation
-from hypaware.home import durable_files, file_system
+from hypaware.export.sinks.blob import FolderLocation
+from hypaware.home import durable_files
 from hypaware.home.locks import lock_fd
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
@@ -37,43 +37,43 @@ _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+def _open_folder(root: Path) -> None:
+    """Create the folder if it is missing, but not its parents: they may be the mount point of a missing disk."""
+    if not root.parent.is_dir():
+        raise DestinationDenied(
+            f"cannot create {root}: the folder {root.parent} does not exist. Is the disk mounted?",
+            kind="no_such_folder",
+            repair=f"mkdir -p {quote(str(root))}",
+        )
+    with contextlib.suppress(FileExistsError):
+        root.mkdir(mode=0o700)
+    if not root.is_dir():
+        raise DestinationDenied(f"{root} is not a folder", kind="not_a_folder", repair="hyp config show")
+    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    # A folder below an unreadable parent was not created here.
+    with contextlib.suppress(PermissionError):
+        durable_files.fsync_dir(root.parent)
+
+
 class FolderStore:
     def __init__(self, location: FolderLocation) -> None:
         self._root = location.path
         self._prepared: set[Path] = set()
 
     async def open(self) -> None:
-        with self._translate_errors(self._root):
-            await _in_thread(self._open)
-
-    def _open(self) -> None:
-        """Create the folder if it is missing, but not its parents: they may be the mount point of a missing disk."""
-        if not self._root.parent.is_dir():
-            raise DestinationDenied(
-                f"cannot create {self._root}: the folder {self._root.parent} does not exist. Is the disk mounted?",
-                kind="no_such_folder",
-                repair=f"mkdir -p {quote(str(self._root))}",
-            )
-        with contextlib.suppress(FileExistsError):
-            self._root.mkdir(mode=0o700)
-        if not self._root.is_dir():
-            raise DestinationDenied(f"{self._root} is not a folder", kind="not_a_folder", repair="hyp config show")
-        if not os.access(self._root, os.R_OK | os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        # A folder below an unreadable parent was not created here.
-        with contextlib.suppress(PermissionError):
-            durable_files.fsync_dir(self._root.parent)
+        await self._run(_open_folder, self._root)
 
     async def write(self, key: str, data: memoryview, content_type: str) -> str:
         path = self._root / key
-        with self._translate_errors(path), temporary_file(path) as temporary:
+        with self._translate_errors(path), TemporaryFile(path) as temporary:
             await _in_thread(self._stage, temporary, data)
             _before_rename()
             return await _in_thread(temporary.rename)
 
     async def create(self, key: str, data: bytes, content_type: str) -> bool:
         path = self._root / key
-        with self._translate_errors(path), temporary_file(path) as temporary:
+        with self._translate_errors(path), TemporaryFile(path) as temporary:
             await _in_thread(self._stage, temporary, memoryview(data))
             _before_link()
             created = await _in_thread(temporary.link)
@@ -88,25 +88,16 @@ class FolderStore:
         temporary.write(data)
 
     async def read(self, key: str) -> bytes | None:
-        path = self._root / key
-        with self._translate_errors(path):
-            return await _in_thread(_read_file, path)
+        return await self._run(_read_file, self._root / key)
 
     async def version(self, key: str) -> str | None:
-        path = self._root / key
-        with self._translate_errors(path):
-            return await _in_thread(_file_version, path)
+        return await self._run(_file_version, self._root / key)
 
     async def remove(self, key: str) -> None:
-        path = self._root / key
-        with self._translate_errors(path):
-            await _in_thread(durable_files.remove_durably, path)
+        await self._run(durable_files.remove_durably, self._root / key)
 
     async def names(self, folder: str, after: str) -> AsyncIterator[str]:
-        path = self._root / folder
-        with self._translate_errors(path):
-            found = await _in_thread(self._list, path)
-        for name in found:
+        for name in await self._run(self._list, self._root / folder):
             if name > after:
                 yield name
 
@@ -115,12 +106,12 @@ class FolderStore:
         try:
             names = list_names(folder)
             durable_files.fsync_dir(folder)
+            return names
         except FileNotFoundError:
             # An unmounted disk has not lost its files, so this is not an empty folder.
             if not self._root.is_dir():
                 raise
             return []
-        return names
 
     def _prepare(self, folder: Path) -> None:
         if folder in self._prepared:
@@ -140,6 +131,10 @@ class FolderStore:
         list_names(folder)
         self._prepared.add(folder)
 
+    async def _run(self, work: Callable[[Path], T], path: Path) -> T:
+        with self._translate_errors(path):
+            return await _in_thread(work, path)
+
     @contextmanager
     def _translate_errors(self, path: Path) -> Iterator[None]:
         try:
@@ -149,27 +144,23 @@ class FolderStore:
             reason = error.strerror if self._root.is_dir() else f"{self._root} is missing. Is the disk mounted?"
             raise DestinationUnreachable(f"cannot use {path}: {reason}") from error
         except OSError as error:
-            reason = f"{path}: {error.strerror or error}"
+            reason, root = f"{path}: {error.strerror or error}", quote(str(self._root))
             if error.errno in _NO_PERMISSION:
-                repair = f"ls -ld {quote(str(self._root))}"
-                raise DestinationDenied(
-                    f"{reason}. The folder must be writable", kind="no_permission", repair=repair
-                ) from error
+                reason = f"{reason}. The folder must be writable"
+                raise DestinationDenied(reason, kind="no_permission", repair=f"ls -ld {root}") from error
             if error.errno in _FULL:
-                repair = f"df -h {quote(str(self._root))}"
-                raise DestinationDenied(
-                    f"{reason}. Free some space; no rows are lost", kind="disk_full", repair=repair
-                ) from error
+                reason = f"{reason}. Free some space; no rows are lost"
+                raise DestinationDenied(reason, kind="disk_full", repair=f"df -h {root}") from error
             raise DestinationUnreachable(reason) from error
 
 
 def _read_file(path: Path) -> bytes | None:
     try:
-        with file_system.open_regular_file(path) as file:
+        with durable_files.open_regular_file(path) as file:
             return file.read()
     except FileNotFoundError:
         return None
-    except file_system.NotRegularFile as error:
+    except durable_files.NotRegularFile as error:
         raise DestinationDenied(str(error), kind="not_a_file", repair=f"ls -ld {quote(str(path))}") from None
 
 
@@ -235,20 +226,14 @@ class TemporaryFile:
         self._path.unlink(missing_ok=True)
         durable_files.fsync_dir(self.target.parent)
 
-    def discard(self) -> None:
+    def __enter__(self) -> TemporaryFile:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
             os.close(self._fd)
-
-
-@contextmanager
-def temporary_file(target: Path) -> Iterator[TemporaryFile]:
-    temporary = TemporaryFile(target)
-    try:
-        yield temporary
-    finally:
-        temporary.discard()
 
 
 def list_names(folder: Path) -> list[str]:

@@ -1,14 +1,12 @@
 """An object store as a destination: S3 and compatible stores, Google Cloud Storage, Azure.
 
 An object is one atomic put. A large one is a multipart upload, which is visible as a whole or not at all. A cancelled
-upload is aborted. A killed process leaves its parts invisible in the store until a lifecycle rule of the bucket removes
-incomplete uploads. The client retries rarely: the driver has its own retries, and an unreachable store must be detected
-within seconds.
+upload is aborted; the parts of a killed process stay invisible until a lifecycle rule of the bucket removes them. The
+client retries rarely: the driver has its own retries, and must detect an unreachable store within seconds.
 
 The credentials of S3 are found in this order: the environment variables named by `access_key_env` and
-`secret_key_env`; `AWS_ACCESS_KEY_ID` and its companions; the profile (`AWS_PROFILE`, otherwise `default`) in the shared
-files of the AWS tools, if it holds keys; the identity of the machine (web identity, container or instance role).
-obstore implements the second and the fourth. They are read again each time a sink is opened; no message contains them.
+`secret_key_env`; `AWS_ACCESS_KEY_ID` and its companions (obstore); the profile (`AWS_PROFILE`, otherwise `default`) in
+the files of the AWS tools, if it holds keys; the identity of the machine (obstore). No message contains them.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ import os
 import re
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,10 +28,10 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from hypaware.export.sink import DestinationBusy, DestinationDenied, DestinationUnreachable
-from hypaware.export.sinks.blob.location import BucketLocation
+from hypaware.export.sinks.blob import BucketLocation
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Credential
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 _OPTIONS = ("access_key_env", "secret_key_env")
 _STATUS = re.compile(r"status code: ([0-9]{3})")
@@ -71,97 +69,76 @@ class BucketStore:
         return self._opened
 
     async def open(self) -> None:
-        with translate_errors(self._location):
+        async with self._request(2 * _RESPONSE_SECONDS):
             self._opened = _connect(self._location, self._options)
-            async with asyncio.timeout(2 * _RESPONSE_SECONDS):
-                async for _ in obstore.list(self._store, _NOTHING, chunk_size=1):
-                    break
+            async for _ in obstore.list(self._store, _NOTHING, chunk_size=1):
+                break
+
+    @asynccontextmanager
+    async def _request(self, seconds: float) -> AsyncIterator[None]:
+        with translate_errors(self._location):
+            async with asyncio.timeout(seconds):
+                yield
 
     async def write(self, key: str, data: memoryview, content_type: str) -> str:
-        with translate_errors(self._location):
-            if len(data) > _SINGLE_BYTES:
-                return await self._write_in_parts(key, data, content_type)
-            async with asyncio.timeout(_timeout(len(data))):
-                put = await obstore.put_async(
-                    self._store, key, data, attributes={"Content-Type": content_type}, use_multipart=False
-                )
+        attributes = {"Content-Type": content_type}
+        async with self._request(_timeout(len(data))):
+            if len(data) <= _SINGLE_BYTES:
+                put = await obstore.put_async(self._store, key, data, attributes=attributes, use_multipart=False)
+                return put["e_tag"] or ""
+            stop = threading.Event()
+            # One part at a time: none may be in flight when the upload is aborted.
+            upload = obstore.put_async(
+                self._store, key, _parts(data, stop), attributes=attributes, chunk_size=PART_BYTES, max_concurrency=1
+            )
+            running = asyncio.ensure_future(upload)
+            try:
+                put = await asyncio.shield(running)
+            except BaseException:
+                stop.set()
+                await asyncio.wait([running])
+                running.exception()
+                raise
             return put["e_tag"] or ""
 
-    async def _write_in_parts(self, key: str, data: memoryview, content_type: str) -> str:
-        stop = threading.Event()
-        running = asyncio.ensure_future(
-            obstore.put_async(
-                self._store,
-                key,
-                _parts(data, stop),
-                attributes={"Content-Type": content_type},
-                chunk_size=PART_BYTES,
-                # One at a time: no part may be in flight when the upload is aborted.
-                max_concurrency=1,
-            )
-        )
-        try:
-            async with asyncio.timeout(_timeout(len(data))):
-                put = await asyncio.shield(running)
-        except BaseException:
-            stop.set()
-            await asyncio.wait([running])
-            running.exception()
-            raise
-        return put["e_tag"] or ""
-
     async def create(self, key: str, data: bytes, content_type: str) -> bool:
-        with translate_errors(self._location):
-            try:
-                async with asyncio.timeout(_timeout(len(data))):
-                    await obstore.put_async(
-                        self._store, key, data, attributes={"Content-Type": content_type}, mode="create"
-                    )
-            except exceptions.AlreadyExistsError:
-                return False
-            return True
+        attributes = {"Content-Type": content_type}
+        try:
+            async with self._request(_timeout(len(data))):
+                await obstore.put_async(self._store, key, data, attributes=attributes, mode="create")
+        except exceptions.AlreadyExistsError:
+            return False
+        return True
 
     async def read(self, key: str) -> bytes | None:
-        with translate_errors(self._location):
-            try:
-                async with asyncio.timeout(_RESPONSE_SECONDS):
-                    found = await obstore.get_async(self._store, key)
-                async with asyncio.timeout(_timeout(found.meta["size"])):
-                    return bytes(await found.bytes_async())
-            except FileNotFoundError as error:
-                if is_missing_bucket(error):
-                    raise
-                return None
+        try:
+            async with self._request(_RESPONSE_SECONDS):
+                found = await obstore.get_async(self._store, key)
+            async with self._request(_timeout(found.meta["size"])):
+                return bytes(await found.bytes_async())
+        except FileNotFoundError:
+            return None
 
     async def version(self, key: str) -> str | None:
-        with translate_errors(self._location):
-            try:
-                async with asyncio.timeout(_RESPONSE_SECONDS):
-                    found = await obstore.head_async(self._store, key)
-            except FileNotFoundError as error:
-                if is_missing_bucket(error):
-                    raise
-                return None
-            return found["e_tag"]
+        try:
+            async with self._request(_RESPONSE_SECONDS):
+                found = await obstore.head_async(self._store, key)
+        except FileNotFoundError:
+            return None
+        return found["e_tag"]
 
     async def remove(self, key: str) -> None:
-        with translate_errors(self._location):
-            try:
-                async with asyncio.timeout(_RESPONSE_SECONDS):
-                    await obstore.delete_async(self._store, key)
-            except FileNotFoundError as error:
-                if is_missing_bucket(error):
-                    raise
+        with suppress(FileNotFoundError):
+            async with self._request(_RESPONSE_SECONDS):
+                await obstore.delete_async(self._store, key)
 
     async def names(self, folder: str, after: str) -> AsyncIterator[str]:
         pages = aiter(obstore.list(self._store, folder, offset=f"{folder}/{after}", chunk_size=_PAGE))
         while True:
-            with translate_errors(self._location):
-                try:
-                    async with asyncio.timeout(2 * _RESPONSE_SECONDS):
-                        page = await anext(pages)
-                except StopAsyncIteration:
-                    return
+            async with self._request(2 * _RESPONSE_SECONDS):
+                page = await anext(pages, None)
+            if page is None:
+                return
             for found in page:
                 within, _, name = found["path"].rpartition("/")
                 if within == folder:
@@ -199,48 +176,39 @@ def _connect(location: BucketLocation, options: Mapping[str, Any]) -> ObjectStor
             location.bucket, account_name=location.account, prefix=prefix, client_options=client, retry_config=retries
         )
     keys = find_keys(options)
+    provider: Any = (lambda: asdict(keys)) if keys else None
     return S3Store(
         location.bucket,
         prefix=prefix,
         region=find_region(options),
         client_options=client,
         retry_config=retries,
-        credential_provider=_credential_provider(keys) if keys else None,
+        credential_provider=provider,
         config={"endpoint": location.endpoint} if location.endpoint else None,
     )
 
 
-def _credential_provider(keys: S3Keys) -> Any:
-    def provide() -> S3Credential:
-        return {
-            "access_key_id": keys.access_key,
-            "secret_access_key": keys.secret_key,
-            "token": keys.token,
-            "expires_at": None,
-        }
-
-    return provide
-
-
 @dataclass(frozen=True)
 class S3Keys:
-    access_key: str
-    secret_key: str = field(repr=False)
+    """Keys in the form that obstore expects."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
     token: str | None = field(default=None, repr=False)
+    expires_at: None = None
 
 
 def find_keys(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> S3Keys | None:
     """Return the keys, or None to let obstore find them."""
-    names = (options.get("access_key_env"), options.get("secret_key_env"))
-    if any(names):
-        return S3Keys(
-            *(_read_variable(option, name, environment) for option, name in zip(_OPTIONS, names, strict=True))
-        )
+    if any(options.get(option) for option in _OPTIONS):
+        access_key, secret_key = (_read_variable(option, options.get(option), environment) for option in _OPTIONS)
+        return S3Keys(access_key, secret_key)
     if environment.get("AWS_ACCESS_KEY_ID") and environment.get("AWS_SECRET_ACCESS_KEY"):
         return None
     profile = _read_profile(environment)
-    access_key, secret_key = profile.get("aws_access_key_id"), profile.get("aws_secret_access_key")
-    return S3Keys(access_key, secret_key, profile.get("aws_session_token")) if access_key and secret_key else None
+    if not profile.get("aws_access_key_id") or not profile.get("aws_secret_access_key"):
+        return None
+    return S3Keys(profile["aws_access_key_id"], profile["aws_secret_access_key"], profile.get("aws_session_token"))
 
 
 def find_region(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> str:
@@ -285,7 +253,10 @@ def _read_profile(environment: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def translate_errors(location: BucketLocation) -> Iterator[None]:
-    """Translate obstore exceptions into DestinationDenied, -Busy or -Unreachable. AlreadyExistsError passes."""
+    """Translate obstore exceptions into DestinationDenied, -Busy or -Unreachable.
+
+    AlreadyExistsError passes, and so does the FileNotFoundError of an object, but not that of a bucket.
+    """
     try:
         yield
     except (exceptions.AlreadyExistsError, DestinationDenied, DestinationBusy, DestinationUnreachable):
@@ -293,35 +264,31 @@ def translate_errors(location: BucketLocation) -> Iterator[None]:
     except TimeoutError:
         raise DestinationUnreachable(f"{location.address} did not respond in time") from None
     except FileNotFoundError as error:
-        if is_missing_bucket(error):
+        if _NO_BUCKET.search(str(error)):
             raise _bucket_missing(location) from None
         raise
     except (exceptions.BaseError, OSError, ValueError) as error:
         raise _classify(str(error), location, isinstance(error, exceptions.UnauthenticatedError)) from None
 
 
-def is_missing_bucket(error: FileNotFoundError) -> bool:
-    return bool(_NO_BUCKET.search(str(error)))
-
-
 def _classify(
     text: str, location: BucketLocation, unauthenticated: bool
 ) -> DestinationDenied | DestinationBusy | DestinationUnreachable:
     status = int(found[1]) if (found := _STATUS.search(text)) else None
+    new_keys = _KEYS if location.scheme == "s3" else None
     problem = f"{location.address} responded with {_reason(text, status)}"
     if _NO_IDENTITY.search(text):
         return DestinationDenied(
             f"no credentials for {location.address}: neither the environment nor a profile holds keys",
             kind="no_credentials",
-            repair=_KEYS if location.scheme == "s3" else None,
+            repair=new_keys,
         )
     if _REGION.search(text):
-        return DestinationDenied(
-            f"{problem}. Set the region of the sink", kind="wrong_region", repair="hyp config show"
-        )
+        problem = f"{problem}. Set the region of the sink"
+        return DestinationDenied(problem, kind="wrong_region", repair="hyp config show")
     if status == 401 or unauthenticated or re.search("InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken", text):
-        repair = _KEYS if location.scheme == "s3" else None
-        return DestinationDenied(f"{problem}. The credentials are not accepted", kind="bad_credentials", repair=repair)
+        problem = f"{problem}. The credentials are not accepted"
+        return DestinationDenied(problem, kind="bad_credentials", repair=new_keys)
     if status == 403:
         needed = "The sink needs permission to list, read and write below the prefix"
         return DestinationDenied(f"{problem}. {needed}", kind="no_permission")
@@ -350,5 +317,4 @@ def _reason(text: str, status: int | None) -> str:
     code, message = _CODE.search(text), _MESSAGE.search(text)
     if code:
         return f"{status} {code[1]}" + (f": {message[1]}" if message else "")
-    line = text.partition("\n")[0]
-    return f"{status}" if status else line.rpartition(" - ")[2][:200]
+    return f"{status}" if status else text.partition("\n")[0].rpartition(" - ")[2][:200]

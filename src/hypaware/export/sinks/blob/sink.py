@@ -3,26 +3,37 @@
 Steps for one chunk: check for an existing manifest · encode · put the object, replacing that of an aborted attempt ·
 create the manifest with the hash of the object · check that the object is still the same.
 
-Two writers of one chunk (a copied home, a round that was presumed dead) may have different bytes, after a purge. The
-one that creates the manifest and the one that puts the object last need not be the same. So each of them checks the
-object *after* the manifest, and the writer of the object makes sure that the manifest is its own:
+Two writers of one chunk (a copied home, a round that was presumed dead) may have different bytes, after a purge. So
+each of them checks the object *after* the manifest, and the writer of the object makes sure that the manifest is its
+own. A manifest is never changed; the writer of the object removes one that does not match and creates its own. When the
+last writer is done, the manifest matches the object. One case remains that a store with two keys cannot prevent: a
+writer puts its object after the other's last check, is killed before its own, and never runs again.
 
-- `ship` and `has_chunk` report success only after they have seen an object with the hash in the manifest;
-- a manifest is never changed; the writer of the object removes a manifest that does not match and creates its own.
+    <dataset>/gateway=<id>/source=<source>/<dataset>.<incarnation, 8 hex>.<after>-<last>.<ext>
+    <dataset>/gateway=<id>/source=<source>/_manifests/<incarnation, 8 hex>.<after>-<last>.json
 
-When the last writer is done, the manifest matches the object. One case remains that a store with two keys cannot
-prevent: a writer puts its object after the other's last check, is killed before its own, and never runs again.
+A manifest is `{"v":1,"gateway","incarnation","dataset","source","after","last","rows","objects":[{"key","rows","bytes",
+"sha256"}],"written_at"}`. A key is relative to the destination's prefix; the hash is that of the stored bytes.
+
+Sequences have 20 digits, so names sort like ranges. Dataset, gateway and source are percent-encoded: letters, digits
+and `-._~` are kept, everything else is escaped, so two names never share a key and no name escapes its folder. A name
+that is too long for a file name is cut and ends with its hash. On a case-insensitive disk, sources that differ only in
+case share a folder; manifests hold the exact names, so the second source is refused and nothing is mixed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable, Mapping
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Protocol
+from urllib.parse import quote
 
+import orjson
 import pyarrow as pa
 
 from hypaware import faults, plugins
@@ -42,11 +53,9 @@ from hypaware.export.sink import (
     StreamCoverage,
     TablePayload,
 )
-from hypaware.export.sinks.blob import manifest
-from hypaware.export.sinks.blob.location import FolderLocation, parse_location
-from hypaware.export.sinks.blob.manifest import Manifest, StoredObject
+from hypaware.export.sinks.blob import FolderLocation, parse_location
 from hypaware.model import datasets
-from hypaware.model.columns import ColumnType
+from hypaware.model.columns import ColumnType, format_timestamp
 from hypaware.state.streams import StreamKey
 from hypaware.text import did_you_mean
 
@@ -54,27 +63,31 @@ _before_object = faults.crash_point("export.blob.before-object", "a chunk is enc
 _after_object = faults.crash_point("export.blob.after-object", "an object is stored without a manifest")
 _after_manifest = faults.crash_point("export.blob.after-manifest", "an object and its manifest are stored")
 _CONCURRENT_READS = 32
+_MANIFEST_VERSION = 1
+_TYPES: dict[str, type] = {
+    "gateway": str, "incarnation": str, "dataset": str, "source": str, "after": int, "last": int, "rows": int,
+    "objects": list, "written_at": str,
+}  # fmt: skip
+_OBJECT_TYPES: dict[str, type] = {"key": str, "rows": int, "bytes": int, "sha256": str}
+# File names are limited to 255 bytes, which must also hold prefixes like `gateway=` and the suffix of temporary names.
+_NAME_BYTES = 160
+_MANIFEST_NAME = re.compile(r"([0-9a-f]{8})\.([0-9]{20})-([0-9]{20})\.json", re.ASCII)
+_HEX = re.compile(r"[0-9a-f]{8}", re.ASCII)
 
 
 class BlobSink(Sink):
     limits = ChunkLimits(rows=50_000, bytes=64 << 20)
 
-    def __init__(
-        self,
-        store: BlobStore,
-        encoder: Encoder,
-        address: str,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
-        self._store = store
-        self._encoder = encoder
-        self._address = address
-        self._now = now
+    def __init__(self, store: BlobStore, encoder: Encoder, address: str) -> None:
+        self._store, self._encoder, self._address = store, encoder, address
 
     @classmethod
     def from_settings(cls, settings: SinkSettings) -> BlobSink:
-        options = settings.options
-        return cls(make_store(options), _find_encoder(str(options["encoder"])), parse_location(options).address)
+        options, name = settings.options, str(settings.options["encoder"])
+        known = {encoder.name: encoder for encoder in plugins.load_plugins(plugins.ENCODERS, Encoder)}
+        if name not in known:
+            raise ConfigError(f"unknown encoder {name!r}.{did_you_mean(name, tuple(known))}", repair="hyp plugin list")
+        return cls(make_store(options), known[name], parse_location(options).address)
 
     async def open(self) -> Destination:
         await self._store.open()
@@ -96,9 +109,13 @@ class BlobSink(Sink):
 
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
         assert isinstance(payload, TablePayload)
-        existing = await self._find_manifest(chunk, acked_to)
-        if existing and await self._matches_objects(existing):
-            return existing.bytes
+        overlapping = await self._overlapping(chunk, acked_to)
+        if (chunk.after, chunk.last) in overlapping:
+            existing = self._checked(chunk, overlapping[chunk.after, chunk.last])
+            if await self._matches_objects(existing):
+                return existing.bytes
+        elif any(each and each.is_same_stream(chunk) for each in overlapping.values()):
+            raise RangeOverlap(await self.coverage(chunk.stream, chunk.gateway_id, chunk.incarnation))
         data, stored = await asyncio.to_thread(self._encode_object, chunk, payload.table)
         return await self._put(chunk, data, stored)
 
@@ -109,10 +126,10 @@ class BlobSink(Sink):
         _before_object()
         version = await self._store.write(stored.key, data, self._encoder.content_type)
         _after_object()
-        key = manifest.manifest_key(chunk)
-        mine = manifest.make_manifest(chunk, stored, self._now())
+        key = manifest_key(chunk)
+        mine = make_manifest(chunk, stored, datetime.now(UTC))
         for _ in range(2):
-            created = await self._store.create(key, manifest.format_manifest(mine), "application/json")
+            created = await self._store.create(key, format_manifest(mine), "application/json")
             if created:
                 _after_manifest()
             if await self._store.version(stored.key) != version:
@@ -132,28 +149,19 @@ class BlobSink(Sink):
         file = io.BytesIO()
         self._encoder.write(encoders.mark_json_columns(table, json_columns), file)
         data = file.getbuffer()
-        key = manifest.object_key(chunk, self._encoder.extension)
+        key = object_key(chunk, self._encoder.extension)
         return data, StoredObject(key, len(table), len(data), sha256(data).hexdigest())
 
-    async def _find_manifest(self, chunk: Chunk, acked_to: int) -> Manifest | None:
-        """Return the chunk's own manifest. Raises RangeOverlap if rows of its range are stored under another one."""
-        overlapping = await self._overlapping(chunk, acked_to)
-        if (chunk.after, chunk.last) in overlapping:
-            return self._checked(chunk, overlapping[chunk.after, chunk.last])
-        if any(existing and existing.is_same_stream(chunk) for existing in overlapping.values()):
-            raise RangeOverlap(await self.coverage(chunk.stream, chunk.gateway_id, chunk.incarnation))
-        return None
-
     async def _read_manifest(self, chunk: Chunk) -> Manifest | None:
-        data = await self._store.read(manifest.manifest_key(chunk))
-        return None if data is None else self._checked(chunk, manifest.parse_manifest(data))
+        data = await self._store.read(manifest_key(chunk))
+        return None if data is None else self._checked(chunk, parse_manifest(data))
 
     def _checked(self, chunk: Chunk, found: Manifest | None) -> Manifest:
         if found and found.describes(chunk):
             return found
         problem = f"belongs to {found.source!r} of {found.gateway}" if found else "is not a manifest"
         raise DestinationDenied(
-            f"{self._address}: {manifest.manifest_key(chunk)} {problem}, but rows of {chunk.stream.source!r} must be "
+            f"{self._address}: {manifest_key(chunk)} {problem}, but rows of {chunk.stream.source!r} must be "
             "stored there. Inspect the file, and remove it if it is not needed",
             kind="foreign_manifest",
         )
@@ -163,14 +171,15 @@ class BlobSink(Sink):
 
         Ranges that begin below `acked_to` also end there, so the listing can start there.
         """
-        folder = manifest.manifest_folder(chunk.stream, chunk.gateway_id)
-        digits = manifest.incarnation_digits(chunk.incarnation)
+        folder = f"{_stream_folder(chunk)}/_manifests"
+        digits = incarnation_digits(chunk.incarnation)
         names: dict[str, tuple[int, int]] = {}
-        start = manifest.name_before(chunk.incarnation, min(acked_to, chunk.after))
+        start = name_before(chunk.incarnation, min(acked_to, chunk.after))
         async for name in self._store.names(folder, start):
-            found = manifest.parse_manifest_name(name)
-            if found and found.incarnation == digits and found.after < chunk.last and found.last > chunk.after:
-                names[name] = (found.after, found.last)
+            if found := parse_manifest_name(name):
+                incarnation, after, last = found
+                if incarnation == digits and after < chunk.last and last > chunk.after:
+                    names[name] = (after, last)
         slots = asyncio.Semaphore(_CONCURRENT_READS)
 
         async def read(name: str) -> bytes | None:
@@ -178,13 +187,12 @@ class BlobSink(Sink):
                 return await self._store.read(f"{folder}/{name}")
 
         contents = await asyncio.gather(*map(read, names))
-        return {
-            names[name]: parsed
-            if (parsed := manifest.parse_manifest(data)) and (parsed.after, parsed.last) == names[name]
-            else None
-            for name, data in zip(names, contents, strict=True)
-            if data is not None
-        }
+        overlapping: dict[tuple[int, int], Manifest | None] = {}
+        for span, data in zip(names.values(), contents, strict=True):
+            if data is not None:
+                parsed = parse_manifest(data)
+                overlapping[span] = parsed if parsed and (parsed.after, parsed.last) == span else None
+        return overlapping
 
     async def _matches_objects(self, found: Manifest) -> bool:
         """Return whether the stored objects match the manifest."""
@@ -192,31 +200,19 @@ class BlobSink(Sink):
             data = await self._store.read(each.key)
             if data is None or len(data) != each.bytes:
                 return False
-            if await asyncio.to_thread(_sha256_hex, data) != each.sha256:
+            digest = await asyncio.to_thread(sha256, data)
+            if digest.hexdigest() != each.sha256:
                 return False
         return True
 
 
-def _sha256_hex(data: bytes) -> str:
-    return sha256(data).hexdigest()
-
-
-def _find_encoder(name: str) -> Encoder:
-    known = {encoder.name: encoder for encoder in plugins.load_plugins(plugins.ENCODERS, Encoder)}
-    if name not in known:
-        raise ConfigError(f"unknown encoder {name!r}.{did_you_mean(name, tuple(known))}", repair="hyp plugin list")
-    return known[name]
-
-
 class BlobStore(Protocol):
-    """The operations that the blob sink needs of a destination. Keys are relative to the destination's prefix.
+    """A destination of the blob sink. Keys are relative to its prefix.
 
     Every operation raises DestinationDenied, -Busy or -Unreachable on failure; the message names the place.
     """
 
-    async def open(self) -> None:
-        """Connect to the destination."""
-        ...
+    async def open(self) -> None: ...
 
     async def write(self, key: str, data: memoryview, content_type: str) -> str:
         """Write or replace an object. It is durable when this returns, and never visible in part.
@@ -249,3 +245,110 @@ def make_store(options: Mapping[str, Any]) -> BlobStore:
     from hypaware.export.sinks.blob.object_store import BucketStore
 
     return BucketStore(location, options)
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    key: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    gateway: str
+    incarnation: str
+    dataset: str
+    source: str
+    after: int
+    last: int
+    rows: int
+    objects: tuple[StoredObject, ...]
+    written_at: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.objects)
+
+    def describes(self, chunk: Chunk) -> bool:
+        return self.is_same_stream(chunk) and (self.after, self.last) == (chunk.after, chunk.last)
+
+    def is_same_stream(self, chunk: Chunk) -> bool:
+        """Return whether it belongs to the chunk's stream and incarnation."""
+        expected = (chunk.gateway_id, chunk.incarnation, chunk.stream.dataset, chunk.stream.source)
+        return (self.gateway, self.incarnation, self.dataset, self.source) == expected
+
+
+def make_manifest(chunk: Chunk, stored: StoredObject, written_at: datetime) -> Manifest:
+    origin = (chunk.gateway_id, chunk.incarnation, chunk.stream.dataset, chunk.stream.source)
+    return Manifest(*origin, chunk.after, chunk.last, stored.rows, (stored,), format_timestamp(written_at))
+
+
+def format_manifest(manifest: Manifest) -> bytes:
+    return orjson.dumps({"v": _MANIFEST_VERSION, **asdict(manifest)}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def parse_manifest(data: bytes) -> Manifest | None:
+    """Parse a manifest; None if it is not one, or of an unknown version."""
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    if not _has_types(found, _TYPES) or found.get("v") != _MANIFEST_VERSION or not found["objects"]:
+        return None
+    if found["after"] >= found["last"]:
+        return None
+    for each in found["objects"]:
+        # A key must stay below the destination.
+        if not _has_types(each, _OBJECT_TYPES) or {"", ".", ".."} & set(each["key"].split("/")):
+            return None
+    objects = tuple(StoredObject(**{name: each[name] for name in _OBJECT_TYPES}) for each in found["objects"])
+    return Manifest(**{name: found[name] for name in _TYPES} | {"objects": objects})
+
+
+def _has_types(found: Any, types: dict[str, type]) -> bool:
+    return isinstance(found, dict) and all(type(found.get(name)) is kind for name, kind in types.items())
+
+
+def parse_manifest_name(name: str) -> tuple[str, int, int] | None:
+    """Return the digits of the incarnation and the range (after, last] in the name; None if it is another name."""
+    found = _MANIFEST_NAME.fullmatch(name)
+    return (found[1], int(found[2]), int(found[3])) if found else None
+
+
+def object_key(chunk: Chunk, extension: str) -> str:
+    return f"{_stream_folder(chunk)}/{encode_name(chunk.stream.dataset)}.{_range_name(chunk)}.{extension}"
+
+
+def manifest_key(chunk: Chunk) -> str:
+    return f"{_stream_folder(chunk)}/_manifests/{_range_name(chunk)}.json"
+
+
+def _stream_folder(chunk: Chunk) -> str:
+    gateway, source = encode_name(chunk.gateway_id), encode_name(chunk.stream.source)
+    return f"{encode_name(chunk.stream.dataset)}/gateway={gateway}/source={source}"
+
+
+def name_before(incarnation: str, after: int) -> str:
+    """Return a name that sorts before the manifests of ranges that begin at or above `after`, and after all others."""
+    return f"{incarnation_digits(incarnation)}.{after:020d}"
+
+
+def encode_name(name: str) -> str:
+    escaped = quote(name, safe="")
+    if not escaped.strip("."):
+        escaped = escaped.replace(".", "%2E")
+    if len(escaped) <= _NAME_BYTES:
+        return escaped
+    cut = escaped[: _NAME_BYTES - 40]
+    return f"{re.sub('%.?$', '', cut)}~{sha256(name.encode()).hexdigest()[:32]}"
+
+
+def incarnation_digits(incarnation: str) -> str:
+    start = incarnation[:8]
+    return start if _HEX.fullmatch(start) else sha256(incarnation.encode()).hexdigest()[:8]
+
+
+def _range_name(chunk: Chunk) -> str:
+    return f"{incarnation_digits(chunk.incarnation)}.{chunk.after:020d}-{chunk.last:020d}"

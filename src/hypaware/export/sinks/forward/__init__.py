@@ -2,12 +2,6 @@
 
 Everything works with a server that implements only the contract: it ignores the headers with a chunk's range and is
 never sent a query that it does not support.
-
-| module | contents |
-|---|---|
-| `http_client` | one HTTP request, and the meaning of its response |
-| `credentials` | authentication: signed tokens and the home's secret |
-| `sink` | the sink, the server's capabilities, and the body of a chunk |
 """
 
 from __future__ import annotations
@@ -15,12 +9,6 @@ from __future__ import annotations
 from urllib.parse import urlsplit, urlunsplit
 
 from hypaware.export.sink import Sink, SinkSettings, SinkType
-
-_DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-def _address(settings: SinkSettings) -> str:
-    return normalise_url(settings.options["url"])
 
 
 def normalise_url(url: str) -> str:
@@ -32,7 +20,7 @@ def normalise_url(url: str) -> str:
     host = (parts.hostname or "").rstrip(".")
     if ":" in host:
         host = f"[{host}]"
-    if parts.port not in (None, _DEFAULT_PORTS.get(parts.scheme)):
+    if parts.port not in (None, {"http": 80, "https": 443}.get(parts.scheme)):
         host = f"{host}:{parts.port}"
     return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
 
@@ -43,4 +31,4 @@ def _make(settings: SinkSettings) -> Sink:
     return ForwardSink(settings)
 
 
-FORWARD = SinkType("forward", "a HypAware server", _address, _make)
+FORWARD = SinkType("forward", "a HypAware server", lambda settings: normalise_url(settings.options["url"]), _make)

@@ -7,8 +7,6 @@
     delivery/gateway.secret       64 hex digits
 
 A token is renewed when less than a day is left, and once when the server rejects it; all streams share one renewal.
-Only the server decides whether a token is valid: with a wrong local clock it is only renewed at another time.
-
 Files have mode 0600 and are replaced atomically. A stored token is valid only for the address, the gateway and the
 configured token (`origin`, its hash) that it was obtained with: it is never sent elsewhere, and a new token in the
 user's file discards it. The secret is generated once and never changes: a server binds the gateway's id to it at the
@@ -29,7 +27,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import orjson
@@ -37,9 +35,9 @@ import orjson
 from hypaware import faults
 from hypaware.export.sink import DestinationBusy, DestinationDenied, DestinationUnreachable, SinkSettings
 from hypaware.export.sinks.forward import http_client
-from hypaware.export.sinks.forward.http_client import ServerResponse
+from hypaware.export.sinks.forward.http_client import HttpClient, ServerResponse
 from hypaware.home import Home, durable_files
-from hypaware.home.file_system import open_regular_file
+from hypaware.home.durable_files import open_regular_file
 from hypaware.home.locks import locked
 
 _before_keep = faults.crash_point("export.token.before-keep", "the server issued a token, it is not on disk")
@@ -59,34 +57,19 @@ _SHORTEST_USE = 60.0
 _SHORTEST_SECRET = 6
 
 
-class SendRequest(Protocol):
-    async def __call__(
-        self, method: str, path: str, headers: dict[str, str], body: bytes | None = None
-    ) -> ServerResponse: ...
-
-
 class ServerCredentials:
     def __init__(
-        self,
-        settings: SinkSettings,
-        address: str,
-        host: str,
-        request: SendRequest,
-        clock: Callable[[], float] = time.time,
+        self, settings: SinkSettings, address: str, host: str, http: HttpClient, clock: Callable[[], float] = time.time
     ) -> None:
         self._settings, self._address, self._host = settings, address, host
-        self._request, self._clock = request, clock
+        self._http, self._clock = http, clock
         self._current: BearerToken | None = None
         self._origin: str | None = None
         """The configured token that the current one was obtained with."""
         self._not_before = 0.0
         self._lock = asyncio.Lock()
-        self._secrets: set[str] = set()
-
-    @property
-    def secrets(self) -> frozenset[str]:
+        self.secrets: set[str] = set()
         """Everything that must not appear in a message."""
-        return frozenset(self._secrets)
 
     async def get_token(self) -> str | None:
         """Return the token to send; None if the config has none."""
@@ -99,7 +82,10 @@ class ServerCredentials:
             if self._current is None:
                 self._current = self._load(origin) or await self._bootstrap(origin)
             if self._is_due(self._current):
-                await self._renew_early(self._current, origin)
+                self._not_before = self._clock() + _PAUSE
+                # On failure the old token stays: if it is invalid, the next response says so.
+                with contextlib.suppress(DestinationBusy, DestinationDenied, DestinationUnreachable):
+                    self._current = await self._refresh(self._current) or await self._bootstrap(origin)
             return self._current.jwt
 
     async def replace_token(self, rejected: str | None) -> str:
@@ -107,7 +93,12 @@ class ServerCredentials:
         async with self._lock:
             origin = self._read_configured()
             if origin is None:
-                raise self._token_missing()
+                name = self._settings.name
+                raise DestinationDenied(
+                    f"{self._address} requires a token, but the sink {name} has none: set token_file in its config",
+                    kind="token_missing",
+                    repair=f"hyp config set sinks.{name}.token_file <file with the token>",
+                )
             better = self._load(origin)
             # A different token is already stored if another stream or process was faster, or the user set a new one.
             if better and better.jwt == rejected:
@@ -116,14 +107,44 @@ class ServerCredentials:
             return self._current.jwt
 
     def _read_configured(self) -> str | None:
-        token = read_configured_token(self._settings)
-        self._hide(token)
-        return token
+        """Read the user's token, each time, so that a corrected file applies at once; None if none is configured."""
+        options = self._settings.options
+        if options.get("token_file"):
+            path = self._settings.home.root / Path(options["token_file"]).expanduser()
+            where, repair = str(path), f"write a token from `hyp server token create` into {shlex.quote(str(path))}"
+            try:
+                with open_regular_file(path) as file:
+                    token = file.read(_MOST_BYTES + 1).strip()
+            except OSError as error:
+                raise DestinationDenied(
+                    f"the token of the sink {self._settings.name} cannot be read from {path}: "
+                    f"{error.strerror or error}",
+                    kind="token_missing",
+                    repair=repair,
+                ) from None
+        elif variable := options.get("token_env"):
+            where = f"the environment variable {variable} of the engine"
+            repair = f"export {variable}=<token>, then hyp engine stop"
+            token = os.environ.get(variable, "").encode("utf-8", "surrogateescape").strip()
+        else:
+            return None
+        if not token:
+            raise DestinationDenied(f"{where} contains no token", kind="token_missing", repair=repair)
+        if len(token) > _MOST_BYTES or not _TOKEN.fullmatch(token):
+            raise DestinationDenied(f"{where} does not contain a valid token", kind="token_malformed", repair=repair)
+        self._hide(token.decode())
+        return token.decode()
 
     def _load(self, origin: str) -> BearerToken | None:
         """Return the stored token for this configured token, otherwise the configured one if it is a signed token."""
         self._origin = origin
-        found = load_token(self._settings.home, self._settings.name, self._binding(origin)) or parse_jwt(origin)
+        found = parse_jwt(origin)
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            stored = orjson.loads(self._path.read_bytes())
+            jwt, expires_at = stored["jwt"], parse_timestamp(stored["expires_at"])
+            is_bound = all(stored[name] == value for name, value in self._binding(origin).items())
+            if is_bound and is_token(jwt) and expires_at is not None:
+                found = BearerToken(jwt, expires_at)
         self._hide(found.jwt if found else None)
         return found
 
@@ -131,19 +152,13 @@ class ServerCredentials:
         now = self._clock()
         return token.expires_at - now < _DAY and now >= self._not_before
 
-    async def _renew_early(self, token: BearerToken, origin: str) -> None:
-        """Try to renew. On failure the old token stays: if it is invalid, the next response says so."""
-        self._not_before = self._clock() + _PAUSE
-        with contextlib.suppress(DestinationBusy, DestinationDenied, DestinationUnreachable):
-            self._current = await self._refresh(token) or await self._bootstrap(origin)
-
     async def _refresh(self, token: BearerToken) -> BearerToken | None:
         """Exchange the token for a new one; None if the server does not accept it."""
-        response = await self._request("POST", "/v1/identity/refresh", {"Authorization": f"Bearer {token.jwt}"})
+        response = await self._http.request("POST", "/v1/identity/refresh", {}, token=token.jwt)
         if response.is_success:
             return await self._store(response)
         if response.status >= 500 or response.status == 429:
-            raise http_client.to_sink_error(response.without(self._secrets))
+            raise http_client.to_sink_error(response.without(self.secrets))
         return None
 
     async def _bootstrap(self, origin: str) -> BearerToken:
@@ -151,35 +166,29 @@ class ServerCredentials:
             raise self._rejected("the signed token in the config is invalid or has expired")
         secret = await asyncio.to_thread(load_gateway_secret, self._settings.home)
         self._hide(secret)
-        request = {
-            "bootstrap_token": origin,
-            "gateway_id": self._settings.gateway_id,
-            "gateway_secret": secret,
-            "host": self._host,
-        }
+        gateway = {"gateway_id": self._settings.gateway_id, "gateway_secret": secret}
+        request = {"bootstrap_token": origin, **gateway, "host": self._host}
         headers = {"Content-Type": "application/json"}
-        response = await self._request("POST", "/v1/identity/bootstrap", headers, orjson.dumps(request))
-        if not response.is_success:
-            raise self._bootstrap_error(response.without(self._secrets))
-        return await self._store(response)
-
-    def _bootstrap_error(self, response: ServerResponse) -> Exception:
+        response = await self._http.request("POST", "/v1/identity/bootstrap", headers, orjson.dumps(request))
+        if response.is_success:
+            return await self._store(response)
+        response = response.without(self.secrets)
         if response.kind == "gateway_bound":
-            return DestinationDenied(
+            raise DestinationDenied(
                 f"{self._address} has bound the id {self._settings.gateway_id} to another home: it responded with "
                 f"{response.summary}",
                 kind=response.kind,
                 repair="restore delivery/gateway.secret of the home that delivered there first",
             )
         if response.status in (400, 401, 403, 409, 413, 422):
-            return self._rejected(f"it responded with {response.summary}", kind=response.kind)
+            raise self._rejected(f"it responded with {response.summary}", kind=response.kind)
         if response.status == 404:
-            return DestinationDenied(
+            raise DestinationDenied(
                 f"{self._address} has no /v1/identity/bootstrap: it is probably not a HypAware server",
                 kind="no_such_server",
                 repair=f"hyp config set sinks.{self._settings.name}.url <address>",
             )
-        return http_client.to_sink_error(response)
+        raise http_client.to_sink_error(response)
 
     async def _store(self, response: ServerResponse) -> BearerToken:
         document = response.document or {}
@@ -198,29 +207,31 @@ class ServerCredentials:
         self._not_before = now + max(_SHORTEST_USE, (token.expires_at - now) / 2)
         assert self._origin
         try:
-            await asyncio.to_thread(
-                store_token, self._settings.home, self._settings.name, self._binding(self._origin), token
-            )
+            await asyncio.to_thread(self._write, {**self._binding(self._origin), **asdict(token)})
         except OSError as error:
             raise DestinationDenied(
                 f"the server's token cannot be stored: {error.strerror}", kind="token_not_kept"
             ) from None
         return token
 
-    def _binding(self, origin: str) -> TokenBinding:
-        return TokenBinding(self._address, self._settings.gateway_id, hash_token(origin))
+    def _write(self, document: dict[str, Any]) -> None:
+        _before_keep()
+        durable_files.make_dir(self._path.parent)
+        durable_files.write_atomic(self._path, orjson.dumps(document))
+        _after_keep()
+
+    @property
+    def _path(self) -> Path:
+        return self._settings.home.delivery / "tokens" / f"{quote(self._settings.name, safe='')}.json"
+
+    def _binding(self, origin: str) -> dict[str, Any]:
+        """Return the version of the file and the use for which a stored token is valid."""
+        digest = hashlib.sha256(origin.encode()).hexdigest()
+        return {"v": _VERSION, "address": self._address, "gateway_id": self._settings.gateway_id, "origin": digest}
 
     def _hide(self, secret: str | None) -> None:
         if secret and len(secret) >= _SHORTEST_SECRET:
-            self._secrets.add(secret)
-
-    def _token_missing(self) -> DestinationDenied:
-        name = self._settings.name
-        return DestinationDenied(
-            f"{self._address} requires a token, but the sink {name} has none: set token_file in its config",
-            kind="token_missing",
-            repair=f"hyp config set sinks.{name}.token_file <file with the token>",
-        )
+            self.secrets.add(secret)
 
     def _rejected(self, reason: str, kind: str | None = None) -> DestinationDenied:
         name, options = self._settings.name, self._settings.options
@@ -237,56 +248,6 @@ class BearerToken:
     jwt: str
     expires_at: float
     """Seconds since the epoch, by the local clock."""
-
-
-@dataclass(frozen=True)
-class TokenBinding:
-    """The use for which a stored token is valid."""
-
-    address: str
-    gateway_id: str
-    origin: str
-
-
-def read_configured_token(settings: SinkSettings) -> str | None:
-    """Read the user's token, each time, so that a corrected file applies at once; None if none is configured."""
-    file, variable = settings.options.get("token_file"), settings.options.get("token_env")
-    if file:
-        return _read_token_file(settings, Path(file).expanduser())
-    if variable:
-        return _validate_token(
-            os.environ.get(variable, "").encode("utf-8", "surrogateescape"),
-            f"the environment variable {variable} of the engine",
-            f"export {variable}=<token>, then hyp engine stop",
-        )
-    return None
-
-
-def _read_token_file(settings: SinkSettings, path: Path) -> str:
-    path = settings.home.root / path
-    repair = f"write a token from `hyp server token create` into {shlex.quote(str(path))}"
-    try:
-        with open_regular_file(path) as file:
-            return _validate_token(file.read(_MOST_BYTES + 1), str(path), repair)
-    except OSError as error:
-        raise DestinationDenied(
-            f"the token of the sink {settings.name} cannot be read from {path}: {error.strerror or error}",
-            kind="token_missing",
-            repair=repair,
-        ) from None
-
-
-def _validate_token(raw: bytes, where: str, repair: str) -> str:
-    token = raw.strip()
-    if not token:
-        raise DestinationDenied(f"{where} contains no token", kind="token_missing", repair=repair)
-    if len(token) > _MOST_BYTES or not _TOKEN.fullmatch(token):
-        raise DestinationDenied(f"{where} does not contain a valid token", kind="token_malformed", repair=repair)
-    return token.decode()
-
-
-def hash_token(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def parse_jwt(token: str) -> BearerToken | None:
@@ -311,34 +272,17 @@ def is_token(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _MOST_BYTES and bool(_TOKEN.fullmatch(value.encode()))
 
 
-def load_token(home: Home, sink: str, bond: TokenBinding) -> BearerToken | None:
-    try:
-        found = orjson.loads(_token_path(home, sink).read_bytes())
-        if found["v"] != _VERSION or any(found[name] != value for name, value in asdict(bond).items()):
-            return None
-        jwt, expires_at = found["jwt"], parse_timestamp(found["expires_at"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return BearerToken(jwt, expires_at) if is_token(jwt) and expires_at is not None else None
-
-
-def store_token(home: Home, sink: str, bond: TokenBinding, token: BearerToken) -> None:
-    path = _token_path(home, sink)
-    _before_keep()
-    durable_files.make_dir(path.parent)
-    durable_files.write_atomic(path, orjson.dumps({"v": _VERSION, **asdict(bond), **asdict(token)}))
-    _after_keep()
-
-
-def _token_path(home: Home, sink: str) -> Path:
-    return home.delivery / "tokens" / f"{quote(sink, safe='')}.json"
-
-
 def load_gateway_secret(home: Home) -> str:
     path = home.delivery / "gateway.secret"
     try:
         if not path.exists():
-            _generate_secret(path)
+            durable_files.make_dir(path.parent)
+            # Under a lock, so that the second of two processes finds the secret of the first.
+            with locked(path.parent):
+                if not path.exists():
+                    _before_secret()
+                    durable_files.write_atomic(path, secrets.token_hex(32).encode())
+                    _after_secret()
         text = path.read_text("ascii", "replace").strip()
     except OSError as error:
         raise DestinationDenied(f"{path} cannot be read or written: {error.strerror}", kind="gateway_secret") from None
@@ -349,13 +293,3 @@ def load_gateway_secret(home: Home) -> str:
             repair=f"restore {shlex.quote(str(path))} from a backup",
         )
     return text
-
-
-def _generate_secret(path: Path) -> None:
-    """Generate the secret under a lock, so that the second of two processes finds that of the first."""
-    durable_files.make_dir(path.parent)
-    with locked(path.parent):
-        if not path.exists():
-            _before_secret()
-            durable_files.write_atomic(path, secrets.token_hex(32).encode())
-            _after_secret()

@@ -11,11 +11,8 @@
 
 Redirects are not followed (they would carry rows and tokens elsewhere), nothing is decompressed, no cookie is kept, and
 the size of a response is limited. Certificates are always verified, against the system's authorities or SSL_CERT_FILE.
-Timeouts measure inactivity: a slow connection may take as long as the body makes progress. Once the whole body is
-written, the response has a deadline, so that a server that sends a byte now and then cannot block a stream forever.
-
-Text from a server is shown cut to 300 characters, without control characters, and without our secrets, which a careless
-server may echo.
+Timeouts measure inactivity while the body is written; after that the response has a deadline. Text from a server is
+shown cut to 300 characters, without control characters and without our secrets, which a careless server may echo.
 """
 
 from __future__ import annotations
@@ -47,12 +44,19 @@ from hypaware.export.sink import (
 
 _MAX_SHOWN = 300
 _SUCCESS = (200, 201, 202, 204)
-_REFUSED = (400, 413, 422)
+_REFUSED = (400, 409, 413, 422)
 _BUSY = (429, 503)
 _INCONCLUSIVE = (408, 425)
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,59}")
 # Longer than any real delay, and short enough to add to a time.
 _LONGEST_WAIT = 10**9
+_FAILURES: dict[type[Exception], str] = {
+    aiohttp.ClientConnectorDNSError: "cannot be reached: unknown host name",
+    aiohttp.ConnectionTimeoutError: "cannot be reached: the connection timed out",
+    TimeoutError: "did not respond in time",
+    aiohttp.ClientResponseError: "sent a response that is not HTTP",
+    aiohttp.ClientPayloadError: "sent an incomplete or oversized response",
+}
 # In seconds.
 _CONNECT = 10.0
 _IDLE = 60.0
@@ -88,9 +92,11 @@ class HttpClient:
             await session.close()
 
     async def request(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None, token: str | None = None
     ) -> ServerResponse:
         """Send a request. `path` is used literally, including escapes and query."""
+        if token:
+            headers = {**headers, "Authorization": f"Bearer {token}"}
         assert self._session, "call open() first"
         url = URL(self._address + path, encoded=True)
         try:
@@ -104,7 +110,12 @@ class HttpClient:
                     received = {name.lower(): value for name, value in response.headers.items()}
                     return ServerResponse(response.status, received, await _read_body(response))
         except aiohttp.ClientConnectorCertificateError as error:
-            raise _certificate_error(self._address, error.certificate_error) from None
+            reason = getattr(error.certificate_error, "verify_message", None) or str(error.certificate_error)
+            raise DestinationDenied(
+                f"the certificate of {self._address} is not trusted: {reason}",
+                kind="certificate",
+                repair="check the address; for a private authority: export SSL_CERT_FILE=<its certificate>",
+            ) from None
         except (aiohttp.ClientError, OSError) as error:
             # Not `from error`: the library's exception holds the request's headers, which include the token.
             raise DestinationUnreachable(f"{self._address} {_describe_failure(error)}") from None
@@ -147,31 +158,15 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
     return bytes(body)
 
 
-def _certificate_error(address: str, error: Exception) -> DestinationDenied:
-    reason = getattr(error, "verify_message", None) or str(error)
-    return DestinationDenied(
-        f"the certificate of {address} is not trusted: {reason}",
-        kind="certificate",
-        repair="check the address; for a private authority: export SSL_CERT_FILE=<its certificate>",
-    )
-
-
 def _describe_failure(error: Exception) -> str:
     """Return the rest of a sentence that begins with the address. The library's messages may reveal too much."""
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "cannot be reached: unknown host name"
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return "cannot be reached: the connection timed out"
+    for kind, failure in _FAILURES.items():
+        if isinstance(error, kind):
+            return failure
     if isinstance(error, aiohttp.ClientConnectorSSLError):
         return f"cannot be reached: TLS failed ({getattr(error.os_error, 'reason', None) or 'unknown reason'})"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot be reached: {error.os_error.strerror or 'no connection'}"
-    if isinstance(error, TimeoutError):
-        return "did not respond in time"
-    if isinstance(error, aiohttp.ClientResponseError):
-        return "sent a response that is not HTTP"
-    if isinstance(error, aiohttp.ClientPayloadError):
-        return "sent an incomplete or oversized response"
     return f"closed the connection before its response was complete ({type(error).__name__})"
 
 
@@ -202,11 +197,6 @@ class ServerResponse:
         return self.status in _SUCCESS and not self.is_html
 
     @property
-    def is_not_found(self) -> bool:
-        """Whether this is a 404 of a server that knows the contract: no body, or an error in its format."""
-        return self.status == 404 and (not self.body or self.kind is not None)
-
-    @property
     def is_html(self) -> bool:
         return self.headers.get("content-type", "").lower().startswith("text/html")
 
@@ -214,7 +204,22 @@ class ServerResponse:
     def summary(self) -> str:
         """`422 bad_row: line 3 …`"""
         words = " ".join(filter(None, (str(self.status), self.kind)))
-        return f"{words}: {detail}"[:_MAX_SHOWN] if (detail := self._detail()) else words
+        shown = ""
+        if self.is_html:
+            shown = "an HTML page"
+        elif self.document is None:
+            shown = self.body.decode("utf-8", "replace")
+        elif rest := {key: value for key, value in self.document.items() if key != "error" or self.kind is None}:
+            texts = [rest[key] for key in ("detail", "message", "reason") if isinstance(rest.get(key), str)]
+            shown = texts[0] if texts else orjson.dumps(rest).decode()
+            if texts and type(rest.get("line")) is int:
+                shown = f"line {rest['line']}: {shown}"
+        shown = printable(shown)
+        return f"{words}: {shown}"[:_MAX_SHOWN] if shown else words
+
+    @property
+    def message(self) -> str:
+        return f"the server responded with {self.summary}"
 
     def without(self, secrets: Iterable[str]) -> ServerResponse:
         body, headers = self.body, self.headers
@@ -223,36 +228,20 @@ class ServerResponse:
             headers = {name: value.replace(secret, "***") for name, value in headers.items()}
         return replace(self, body=body, headers=headers)
 
-    def _detail(self) -> str:
-        if self.is_html:
-            return "an HTML page"
-        if self.document is None:
-            return printable(self.body.decode("utf-8", "replace"))
-        rest = {key: value for key, value in self.document.items() if key != "error" or self.kind is None}
-        detail = next((rest[key] for key in ("detail", "message", "reason") if isinstance(rest.get(key), str)), None)
-        if detail is None:
-            return printable(orjson.dumps(rest).decode()) if rest else ""
-        return printable(f"line {rest['line']}: {detail}" if type(rest.get("line")) is int else detail)
-
 
 def printable(text: str) -> str:
     shown = "".join(char if char.isprintable() else " " for char in text[: 4 * _MAX_SHOWN])
     return " ".join(shown.split())[:_MAX_SHOWN]
 
 
-def chunk_error(response: ServerResponse) -> ChunkRefused | RangeOverlap | None:
-    """Return the error about the chunk that was sent; None if the response says nothing about it."""
-    if response.status == 409 and response.kind == "range_overlap":
+def to_sink_error(response: ServerResponse, *, has_chunk: bool = False) -> Exception:
+    """Return the error of a failed request; `has_chunk` says whether it sent a chunk."""
+    if has_chunk and response.status == 409 and response.kind == "range_overlap":
         return RangeOverlap(read_coverage(response, "covered_to"))
-    if response.status in _REFUSED or response.status == 409:
-        return ChunkRefused(_message(response))
-    return None
-
-
-def to_sink_error(response: ServerResponse) -> DestinationBusy | DestinationDenied | DestinationUnreachable:
-    """Return the error of a request that failed for a reason other than its chunk."""
+    if has_chunk and response.status in _REFUSED:
+        return ChunkRefused(response.message)
     if response.status in _BUSY:
-        return DestinationBusy(_message(response), retry_after(response.headers))
+        return DestinationBusy(response.message, retry_after(response.headers))
     if 300 <= response.status < 400:
         target = printable(response.headers.get("location", "an unnamed address"))
         return DestinationDenied(
@@ -261,12 +250,8 @@ def to_sink_error(response: ServerResponse) -> DestinationBusy | DestinationDeni
             repair="hyp config set sinks.<name>.url <actual address>",
         )
     if 400 <= response.status < 500 and response.status not in _INCONCLUSIVE:
-        return DestinationDenied(_message(response), kind=response.kind or f"http_{response.status}")
-    return DestinationUnreachable(_message(response))
-
-
-def _message(response: ServerResponse) -> str:
-    return f"the server responded with {response.summary}"
+        return DestinationDenied(response.message, kind=response.kind or f"http_{response.status}")
+    return DestinationUnreachable(response.message)
 
 
 def read_coverage(response: ServerResponse, key: str) -> StreamCoverage:

@@ -9,25 +9,17 @@ the checked snapshot: Iceberg validates this each time it retries the commit, an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypaware import faults
 from hypaware.export.sink import Chunk, DestinationDenied, StreamCoverage
-from hypaware.export.sinks.iceberg import java_errors, table_schema
-from hypaware.export.sinks.iceberg.catalog import CatalogSettings
-from hypaware.export.sinks.iceberg.data_files import PartitionFile
-from hypaware.export.sinks.iceberg.table_schema import (
-    DATASET_PROPERTY,
-    HYP_GATEWAY,
-    HYP_INCARNATION,
-    HYP_SEQ,
-    HYP_SOURCE,
-    TableLayout,
-)
+from hypaware.export.sinks.iceberg import CatalogSettings, data_files, java_errors
+from hypaware.export.sinks.iceberg.data_files import DATASET_PROPERTY, HYP_SEQ, PartitionFile, TableLayout
 from hypaware.home import durable_files
 from hypaware.iceberg.metadata import local_path
 from hypaware.lake.parquet import encode_path_name
@@ -47,8 +39,6 @@ _before_commit = faults.crash_point(
 _after_commit = faults.crash_point(
     "export.iceberg.after-commit", "a chunk is committed, nothing is fsynced or recorded"
 )
-CHUNK_ID_PROPERTY = "hyp.chunk-id"
-RANGE_PROPERTY = "hyp.range"
 _NAME_MAX = 120
 # Messages of SQLite and of PostgreSQL.
 _ALREADY_EXISTS = re.compile(r"duplicate column name|already exists")
@@ -68,39 +58,39 @@ class IcebergTable:
         self.scratch = Path(str(self._jvm.java.lang.System.getProperty("java.io.tmpdir")))
         """A folder that is deleted with the JVM."""
         parsers = self._jvm.org.apache.iceberg
-        self.shape: TableLayout = table_schema.read_layout(
+        self.shape: TableLayout = data_files.read_layout(
             dataset,
             str(parsers.SchemaParser.toJson(table.schema())),
             str(parsers.PartitionSpecParser.toJson(table.spec())),
         )
 
     def close(self) -> None:
-        if self._jvm.java.lang.Class.forName("java.io.Closeable").isInstance(self._catalog):
-            self._catalog.close()
+        _close_catalog(self._jvm, self._catalog)
 
-    def refresh(self) -> None:
+    def read_record(self, chunk: Chunk) -> DeliveryRecord | None:
+        """Refresh the table, and return the delivery record of the chunk's stream."""
         self._table.refresh()
-
-    def read_record(self, key: str) -> DeliveryRecord | None:
+        key = chunk_record_key(chunk)
         found = self._table.properties().get(key)
         return parse_record(key, str(found)) if found else None
 
     def find_sequences(self, chunk: Chunk) -> set[int]:
         """Return the sequences in the chunk's range that the table holds, independent of the record."""
-        if not self._may_have_rows(self._filter(chunk.stream, chunk.gateway_id, chunk.incarnation, chunk)):
+        if not self._may_have_rows(self._filter(chunk, in_range=True)):
             return set()
-        found = self._rows(chunk.stream, chunk.gateway_id, chunk.incarnation)
+        found = self._rows(chunk)
         inside = found.where(found[HYP_SEQ] > chunk.after).where(found[HYP_SEQ] <= chunk.last)
         return set(inside.select(HYP_SEQ).toArrow().column(HYP_SEQ).to_pylist())
 
     def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> StreamCoverage:
         """Return the coverage from the record; if it is missing, from the rows, which do not show refused ranges."""
-        found = self.read_record(record_key(gateway_id, incarnation, stream.source))
+        everything = Chunk("", stream, gateway_id, incarnation, 0, 0)
+        found = self.read_record(everything)
         if found is not None:
             return found.coverage
-        if not self._may_have_rows(self._filter(stream, gateway_id, incarnation)):
+        if not self._may_have_rows(self._filter(everything)):
             return StreamCoverage(0)
-        highest = self._rows(stream, gateway_id, incarnation).agg({HYP_SEQ: "max"}).first()
+        highest = self._rows(everything).agg({HYP_SEQ: "max"}).first()
         return StreamCoverage((highest[0] or 0) if highest else 0)
 
     def upload(self, parts: Sequence[PartitionFile]) -> list[Any]:
@@ -123,11 +113,10 @@ class IcebergTable:
             append = transaction.newOverwrite()
             if checked is not None:
                 append = append.validateFromSnapshot(checked.snapshotId())
-            ours = self._filter(chunk.stream, chunk.gateway_id, chunk.incarnation)
-            append = append.conflictDetectionFilter(ours).validateNoConflictingData()
+            append = append.conflictDetectionFilter(self._filter(chunk)).validateNoConflictingData()
             for file in files:
                 append = append.addFile(file)
-            append.set(CHUNK_ID_PROPERTY, chunk.id).set(RANGE_PROPERTY, f"{chunk.after}-{chunk.last}").commit()
+            append.set("hyp.chunk-id", chunk.id).set("hyp.range", f"{chunk.after}-{chunk.last}").commit()
             extended = known.with_range(chunk.after, chunk.last)
             transaction.updateProperties().set(chunk_record_key(chunk), extended.text).commit()
             _before_commit()
@@ -155,7 +144,12 @@ class IcebergTable:
         partition = iceberg.PartitionData(spec.partitionType())
         for index, value in enumerate(part.partition):
             partition.set(index, value)
-        folders = _short_names(str(spec.partitionToPath(partition)))
+        # Values that are too long for a folder name are shortened: readers use the table's metadata, never the names.
+        folders = [
+            name if len(name) <= _NAME_MAX else f"{name[:80]}~{sha256(name.encode()).hexdigest()[:16]}"
+            for name in str(spec.partitionToPath(partition)).split("/")
+            if name
+        ]
         location = str(table.locationProvider().newDataLocation("/".join([*folders, part.path.name])))
         stream = table.io().newOutputFile(location).create()
         try:
@@ -177,7 +171,8 @@ class IcebergTable:
         finally:
             files.close()
 
-    def _rows(self, stream: StreamKey, gateway_id: str, incarnation: str) -> DataFrame:
+    def _rows(self, chunk: Chunk) -> DataFrame:
+        """Return all rows of the chunk's stream and incarnation."""
         from pyspark.sql import DataFrame
         from pyspark.sql import functions as F
 
@@ -185,57 +180,45 @@ class IcebergTable:
             self._spark._jsparkSession, self._table, self._table.currentSnapshot().snapshotId()
         )
         rows = DataFrame(loaded, self._spark)
-        for column, value in _identity(stream, gateway_id, incarnation):
+        for column, value in data_files.origin_values(chunk).items():
             rows = rows.where(F.col(column) == F.lit(value))
         return rows
 
-    def _filter(self, stream: StreamKey, gateway_id: str, incarnation: str, chunk: Chunk | None = None) -> Any:
+    def _filter(self, chunk: Chunk, *, in_range: bool = False) -> Any:
+        """Return the filter for the rows of the chunk's stream and incarnation, of all of them or of its range."""
         expressions = self._jvm.org.apache.iceberg.expressions.Expressions
-        terms = [expressions.equal(column, value) for column, value in _identity(stream, gateway_id, incarnation)]
-        if chunk is not None:
-            terms += [
-                expressions.greaterThan(HYP_SEQ, chunk.after),
-                expressions.lessThanOrEqual(HYP_SEQ, chunk.last),
-            ]
-        joined = terms[0]
-        for term in terms[1:]:
-            joined = getattr(expressions, "and")(joined, term)
-        return joined
-
-
-def _identity(stream: StreamKey, gateway_id: str, incarnation: str) -> Iterator[tuple[str, str]]:
-    yield HYP_SOURCE, stream.source
-    yield HYP_GATEWAY, gateway_id
-    yield HYP_INCARNATION, incarnation
-
-
-def _short_names(path: str) -> list[str]:
-    """Shorten values that are too long for a folder name. Readers use the table's metadata, never the names."""
-    return [
-        name if len(name) <= _NAME_MAX else f"{name[:80]}~{sha256(name.encode()).hexdigest()[:16]}"
-        for name in path.split("/")
-        if name
-    ]
+        terms = [expressions.equal(column, value) for column, value in data_files.origin_values(chunk).items()]
+        if in_range:
+            terms += [expressions.greaterThan(HYP_SEQ, chunk.after), expressions.lessThanOrEqual(HYP_SEQ, chunk.last)]
+        return reduce(getattr(expressions, "and"), terms)
 
 
 def open_table(spark: SparkSession, settings: CatalogSettings, name: str, dataset: Dataset) -> IcebergTable:
     """Open the table; create it if it is missing, and add the dataset's columns that it lacks.
 
-    The catalog is not registered with Spark: queries cannot name it, and no setting of the session holds its
-    credentials.
+    The catalog is not registered with Spark, so no setting of the session holds its credentials.
     """
     jvm: Any = spark._jvm
     iceberg = jvm.org.apache.iceberg
     catalog = _open_catalog(spark, settings)
     try:
         identifier = iceberg.catalog.TableIdentifier.parse(name)
-        table = _load_table(catalog, identifier) or _create_table(jvm, catalog, identifier, dataset)
+        try:
+            table = catalog.loadTable(identifier)
+        except Exception as error:
+            if not java_errors.is_iceberg_error(error, "NoSuchTableException", "NoSuchNamespaceException"):
+                raise
+            table = _create_table(jvm, catalog, identifier, dataset)
         _extend_table(jvm, table, dataset)
         return IcebergTable(spark, catalog, table, dataset)
     except BaseException:
-        if jvm.java.lang.Class.forName("java.io.Closeable").isInstance(catalog):
-            catalog.close()
+        _close_catalog(jvm, catalog)
         raise
+
+
+def _close_catalog(jvm: Any, catalog: Any) -> None:
+    if jvm.java.lang.Class.forName("java.io.Closeable").isInstance(catalog):
+        catalog.close()
 
 
 def _open_catalog(spark: SparkSession, settings: CatalogSettings) -> Any:
@@ -255,15 +238,6 @@ def _build_catalog(spark: SparkSession, settings: CatalogSettings) -> Any:
     )
 
 
-def _load_table(catalog: Any, identifier: Any) -> Any:
-    try:
-        return catalog.loadTable(identifier)
-    except Exception as error:
-        if java_errors.is_iceberg_error(error, "NoSuchTableException", "NoSuchNamespaceException"):
-            return None
-        raise
-
-
 def _create_table(jvm: Any, catalog: Any, identifier: Any, dataset: Dataset) -> Any:
     """Create the table. If another engine creates it at the same time, use that one."""
     parsers = jvm.org.apache.iceberg
@@ -274,9 +248,9 @@ def _create_table(jvm: Any, catalog: Any, identifier: Any, dataset: Dataset) -> 
         except Exception:
             if not catalog.namespaceExists(namespace):
                 raise
-    schema = parsers.SchemaParser.fromJson(table_schema.new_schema(dataset))
-    spec = parsers.PartitionSpecParser.fromJson(schema, table_schema.new_partitions(dataset))
-    properties = {**table_schema.NEW_TABLE_PROPERTIES, DATASET_PROPERTY: dataset.name}
+    schema = parsers.SchemaParser.fromJson(data_files.new_schema(dataset))
+    spec = parsers.PartitionSpecParser.fromJson(schema, data_files.new_partitions(dataset))
+    properties = {**data_files.NEW_TABLE_PROPERTIES, DATASET_PROPERTY: dataset.name}
     try:
         return catalog.createTable(identifier, schema, spec, _java_map(jvm, properties))
     except Exception as error:
@@ -294,16 +268,17 @@ def _extend_table(jvm: Any, table: Any, dataset: Dataset) -> None:
             kind="wrong_table",
             repair="hyp config show",
         )
-    changes = table_schema.plan_changes(dataset, str(jvm.org.apache.iceberg.SchemaParser.toJson(table.schema())))
-    if changes.added or changes.relaxed:
+    schema = str(jvm.org.apache.iceberg.SchemaParser.toJson(table.schema()))
+    added, relaxed = data_files.plan_changes(dataset, schema)
+    if added or relaxed:
         change = table.updateSchema()
-        for column in changes.added:
-            type_ = jvm.org.apache.iceberg.types.Types.fromPrimitiveString(table_schema.iceberg_type(column))
+        for column in added:
+            type_ = jvm.org.apache.iceberg.types.Types.fromPrimitiveString(data_files.iceberg_type(column))
             change = change.addColumn(column.name, type_, column.about)
-        for name in changes.relaxed:
+        for name in relaxed:
             change = change.makeColumnOptional(name)
         change.commit()
-    wanted = {**table_schema.METRICS_PROPERTIES, DATASET_PROPERTY: dataset.name}
+    wanted = {**data_files.METRICS_PROPERTIES, DATASET_PROPERTY: dataset.name}
     missing = {key: value for key, value in wanted.items() if table.properties().get(key) is None}
     if missing:
         update = table.updateProperties()
@@ -324,9 +299,7 @@ class DeliveryRecord:
     """The delivered ranges of one stream, in a property of the table.
 
     `hyp.delivered.<gateway>.<incarnation>.<source>` = `0-100,101-250`: the ranges (after, last], sorted, with adjacent
-    ones joined; names are escaped as in a path. The record changes in the commit that adds the rows, so it always
-    matches the committed rows. A refused row remains a hole between two ranges until it is replayed; rows that the
-    destination's owner deletes later remain delivered.
+    ones joined; names are escaped as in a path. The record changes in the commit that adds the rows.
     """
 
     ranges: tuple[SequenceRange, ...] = ()
@@ -388,19 +361,15 @@ def is_local(location: str) -> bool:
 def fsync_files(table_location: str, files: Iterable[str]) -> None:
     """Fsync local files and all folders above them, up to the one that holds the table's namespace.
 
-    Iceberg does not fsync its files; other stores do not need it. A power cut before this leaves a chunk that was never
-    reported as delivered. A round that finds such a chunk calls this before it reports the chunk.
+    Iceberg does not fsync its files; other stores do not need it. A chunk is reported as delivered only after this.
     """
     paths = [local_path(file) for file in files if is_local(file)]
+    folders = {path.parent for path in paths}
+    if paths and is_local(table_location):
+        table = local_path(table_location)
+        folders |= {folder for path in paths for folder in path.parents if folder.is_relative_to(table)}
+        folders.update(table.parents[:2])
     for path in paths:
         durable_files.fsync_file(path)
-    for folder in sorted({folder for path in paths for folder in _folders_above(path, table_location)}, reverse=True):
+    for folder in sorted(folders, reverse=True):
         durable_files.fsync_dir(folder)
-
-
-def _folders_above(path: Path, table_location: str) -> list[Path]:
-    if not is_local(table_location):
-        return [path.parent]
-    table = local_path(table_location)
-    inside = [folder for folder in path.parents if folder.is_relative_to(table)]
-    return [*(inside or [path.parent]), *table.parents[:2]]

@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from hypaware.export.sink import ChunkRefused, DestinationBusy, DestinationDenied, DestinationUnreachable, RangeOverlap
 
 _ICEBERG = "org.apache.iceberg.exceptions."
 _MOST_CAUSES = 20
-_CONFIG = "hyp config show"
 # Prefixes of SQL states: wrong user or password, no such database, no permission, no such schema.
 _SQL_DENIED = ("28", "3D", "42501", "3F")
 _SQL_BUSY = ("53", "57P03")
@@ -70,24 +70,27 @@ def translate_java_errors(address: str) -> Iterator[None]:
 def classify_error(
     found: list[JavaCause], address: str
 ) -> DestinationDenied | DestinationBusy | DestinationUnreachable:
-    problem = f"{address}: {_root_message(found)}"
+    # The first line of the innermost message names the original cause.
+    reason = found[0].kind if found else "no reason given"
+    for cause in found:
+        if cause.message:
+            reason = f"{cause.message.splitlines()[0][:300]} ({cause.kind.rpartition('.')[2]})"
+    problem = f"{address}: {reason}"
     text = " / ".join(f"{cause.kind}: {cause.message}" for cause in found)
     names = {cause.kind.removeprefix(_ICEBERG) for cause in found}
     states = [cause.sql_state for cause in found if cause.sql_state]
     if names & {"CommitStateUnknownException"}:
         return DestinationUnreachable(problem)
+    denied = partial(DestinationDenied, repair="hyp config show")
     if names & {"NotAuthorizedException"} or any(state.startswith("28") for state in states):
-        return DestinationDenied(f"{problem}. The credentials are not accepted", kind="bad_credentials", repair=_CONFIG)
+        return denied(f"{problem}. The credentials are not accepted", kind="bad_credentials")
     if names & {"ForbiddenException"} or _NO_PERMISSION.search(text) or any(s.startswith("42501") for s in states):
-        return DestinationDenied(f"{problem}. The destination denies access", kind="no_permission", repair=_CONFIG)
+        return denied(f"{problem}. The destination denies access", kind="no_permission")
     if _NO_CLASS.search(text):
-        return DestinationDenied(
-            f"{problem}. The catalog or store needs Java classes that the engine does not have",
-            kind="destination_needs_jars",
-            repair=_CONFIG,
-        )
+        problem = f"{problem}. The catalog or store needs Java classes that the engine does not have"
+        return denied(problem, kind="destination_needs_jars")
     if any(state.startswith(_SQL_DENIED) for state in states) or _SQLITE_DENIED.search(text):
-        return DestinationDenied(problem, kind="destination_misconfigured", repair=_CONFIG)
+        return denied(problem, kind="destination_misconfigured")
     if _SQLITE_BUSY.search(text) or any(state.startswith(_SQL_BUSY) for state in states):
         return DestinationBusy(problem)
     if names & {"CommitFailedException", "ServiceUnavailableException"}:
@@ -95,21 +98,11 @@ def classify_error(
     if (status := _HTTP_STATUS.search(text)) and "awssdk" in text:
         if status[1] == "503":
             return DestinationBusy(problem)
-        return DestinationDenied(
-            f"{problem}. The store denies access, or the bucket does not exist", kind="no_permission"
-        )
+        problem = f"{problem}. The store denies access, or the bucket does not exist"
+        return DestinationDenied(problem, kind="no_permission")
     if "Table UUID does not match" in text:
-        return DestinationDenied(
-            f"{problem}. The table was dropped and created again; run the command again", kind="destination_changed"
-        )
+        problem = f"{problem}. The table was dropped and created again; run the command again"
+        return DestinationDenied(problem, kind="destination_changed")
     if names & {"BadRequestException", "java.lang.IllegalArgumentException", "java.net.URISyntaxException"}:
-        return DestinationDenied(problem, kind="destination_misconfigured", repair=_CONFIG)
+        return denied(problem, kind="destination_misconfigured")
     return DestinationUnreachable(problem)
-
-
-def _root_message(found: list[JavaCause]) -> str:
-    """Return the first line of the innermost message, which names the original cause."""
-    for cause in reversed(found):
-        if cause.message:
-            return f"{cause.message.splitlines()[0][:300]} ({cause.kind.rpartition('.')[2]})"
-    return found[0].kind if found else "no reason given"

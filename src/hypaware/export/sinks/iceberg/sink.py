@@ -33,7 +33,7 @@ from hypaware.export.sink import (
     StreamCoverage,
     TablePayload,
 )
-from hypaware.export.sinks.iceberg import catalog, data_files, iceberg_table, java_errors
+from hypaware.export.sinks.iceberg import data_files, java_errors, read_catalog_settings, table_address
 from hypaware.export.sinks.iceberg.data_files import PartitionFile
 from hypaware.export.sinks.iceberg.iceberg_table import CommitConflict, DeliveryRecord, IcebergTable, open_table
 from hypaware.model import datasets
@@ -56,7 +56,7 @@ class IcebergSink(Sink):
             raise ValueError("the Iceberg sink runs only inside an engine")
         self._on_spark: SparkRunner = settings.on_spark
         self._settings = settings
-        self._address = catalog.table_address(settings)
+        self._address = table_address(settings)
         self._opened: IcebergTable | None = None
 
     async def open(self) -> Destination:
@@ -68,7 +68,7 @@ class IcebergSink(Sink):
                 kind="destination_misconfigured",
                 repair="hyp config show",
             )
-        found = catalog.read_catalog_settings(self._settings.options)
+        found = read_catalog_settings(self._settings.options)
 
         def work(spark: SparkSession) -> str:
             if self._opened is None:
@@ -80,17 +80,16 @@ class IcebergSink(Sink):
 
     async def has_chunk(self, chunk: Chunk) -> bool | None:
         def work(_spark: SparkSession) -> bool | None:
-            table = self._refreshed()
-            known = table.read_record(iceberg_table.chunk_record_key(chunk))
+            known = self._table.read_record(chunk)
             if known and known.covers(chunk.after, chunk.last):
-                table.fsync_commit()
+                self._table.fsync_commit()
                 return True
-            return None if table.find_sequences(chunk) else False
+            return None if self._table.find_sequences(chunk) else False
 
         return await self._run(work)
 
     async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> StreamCoverage:
-        return await self._run(lambda _spark: self._refreshed().coverage(stream, gateway_id, incarnation))
+        return await self._run(lambda _spark: self._table.coverage(stream, gateway_id, incarnation))
 
     def encode(self, rows: pa.Table) -> Payload:
         return TablePayload(rows)
@@ -148,7 +147,7 @@ class IcebergSink(Sink):
     def _check_commit(self, chunk: Chunk, files: Sequence[Any], error: Exception) -> None:
         """Raise the error of a commit unless the commit succeeded nevertheless, before the error was raised."""
         try:
-            known = self._refreshed().read_record(iceberg_table.chunk_record_key(chunk))
+            known = self._table.read_record(chunk)
         except Exception:
             raise error from None
         if known and known.covers(chunk.after, chunk.last):
@@ -160,13 +159,12 @@ class IcebergSink(Sink):
 
     def _find_record(self, chunk: Chunk, seqs: set[int]) -> DeliveryRecord | None:
         """Return the stream's record before this chunk; None if the table has the chunk. RangeOverlap for a part."""
-        table = self._refreshed()
-        known = table.read_record(iceberg_table.chunk_record_key(chunk)) or DeliveryRecord()
+        known = self._table.read_record(chunk) or DeliveryRecord()
         if known.covers(chunk.after, chunk.last):
             return None
         if known.overlaps(chunk.after, chunk.last):
             raise RangeOverlap(known.coverage)
-        stored = table.find_sequences(chunk)
+        stored = self._table.find_sequences(chunk)
         if stored and not seqs <= stored:
             missing = [seq for seq in sorted(seqs - stored) if seq < max(stored)]
             raise RangeOverlap(StreamCoverage(max(stored), tuple((seq - 1, seq) for seq in missing)))
@@ -176,11 +174,6 @@ class IcebergSink(Sink):
     def _table(self) -> IcebergTable:
         assert self._opened is not None, "call open() first"
         return self._opened
-
-    def _refreshed(self) -> IcebergTable:
-        """Return the table with its current metadata."""
-        self._table.refresh()
-        return self._table
 
     async def _run(self, work: Callable[[SparkSession], T]) -> T:
         with java_errors.translate_java_errors(self._address):
