@@ -20,11 +20,12 @@ QUESTION = "What is left to do for the second currency?"
 SESSIONS = """SELECT min(date) AS day, client_name AS client, split_part(cwd, '/', -1) AS project,
        count(*) AS parts, count_if(part_type = 'tool_call') AS tool_calls,
        timestampdiff(SECOND, min(message_created_at), max(message_created_at)) AS seconds
-FROM ai_gateway_messages GROUP BY session_id, client_name, cwd ORDER BY min(message_created_at) LIMIT 10"""
+FROM ai_gateway_messages WHERE provider_type IS DISTINCT FROM 'gateway'
+GROUP BY session_id, client_name, cwd ORDER BY min(message_created_at) LIMIT 10"""
 ERRORS = """SELECT date, client_name AS client, tool_name AS tool, left(content_text, 58) AS said
 FROM ai_gateway_messages WHERE is_error ORDER BY message_created_at LIMIT 5"""
 LIVE = f"""SELECT role, model, content_text FROM ai_gateway_messages
-WHERE session_id = '{SESSION}' ORDER BY message_index"""
+WHERE session_id = '{SESSION}' AND provider_type IS DISTINCT FROM 'gateway' ORDER BY message_index"""
 EACH_ONCE = """SELECT count(*) AS parts, count(DISTINCT part_id) AS different
 FROM ai_gateway_messages"""
 

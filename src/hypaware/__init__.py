@@ -5,7 +5,7 @@ import hypaware
 with hypaware.Spool("~/.hyp") as spool:
     spool.append("ai_gateway_messages", rows)       # the rows are durable when it returns
 lake = hypaware.open_lake("~/.hyp")
-lake.query("SELECT count(*) FROM ai_gateway_messages")
+lake.query("SELECT count(DISTINCT session_id) FROM ai_gateway_messages")
 """
 
 from __future__ import annotations

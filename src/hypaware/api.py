@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypaware import config
 from hypaware.engine import client
+from hypaware.errors import UsageError
 from hypaware.home import Home
 from hypaware.model import datasets
 from hypaware.state.home_opener import read_identity
@@ -41,10 +42,15 @@ class Lake:
     ) -> Iterator[tuple[dict[str, Any], int]]:
         """Yield the rows with since < sequence <= until, in order, each with the `since` that continues after it.
 
-        With `include_legacy`, rows without a sequence come first. They carry the given `since` unchanged.
+        `since` is 0 for all rows, or the number that came with the last row that you have. With `include_legacy`, rows
+        without a sequence come first: they exist only in tables that `hyp import-cache` took over, until they are
+        numbered. They carry the given `since` unchanged. Raise UsageError if a number is not an integer from 0.
         """
-        for row, seq in self._pages(dataset, source, since, until, include_legacy):
-            yield row, since if seq is None else seq
+        _check_sequence("since", since)
+        if until is not None:
+            _check_sequence("until", until)
+        pages = self._pages(dataset, source, since, until, include_legacy)
+        return ((row, since if seq is None else seq) for row, seq in pages)
 
     def _pages(
         self, dataset: str, source: str | None, since: int, until: int | None, include_legacy: bool
@@ -70,11 +76,19 @@ class Lake:
         return result, b"".join(chunks)
 
 
+def _check_sequence(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise UsageError(f"{name} must be an integer from 0, such as the number that came with a row, not {value!r}")
+
+
 def open_lake(home: str | os.PathLike[str] | Home | None = None) -> Lake:
-    """Return the lake of a home. The default is `HYP_HOME`, or `~/.hyp` if that is not set."""
+    """Return the lake of a home. The default is `HYP_HOME`, or `~/.hyp` if that is not set.
+
+    Raise NotReady if there is no home: reading never creates one.
+    """
     if home is None:
         opened = Home.from_environment()
     else:
         opened = home if isinstance(home, Home) else Home(Path(home).expanduser().absolute())
-    read_identity(opened)
+    read_identity(opened, make=False)
     return Lake(opened)

@@ -18,6 +18,8 @@ _IN_CELL = re.compile(f"[{_UNSAFE}\t\n]")
 _SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _TIME_UNITS = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"), (1.0, "second"))
 _LONGEST_REASON = 300
+# Below this similarity a name is more likely another word than a mistyped one.
+_NEAR = 0.65
 _USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]*@")
 
 
@@ -57,7 +59,7 @@ def did_you_mean(
     names: dict[str, str] = {}
     for each, part in candidates.items():
         names.setdefault(part, each)
-    guess = "".join(f" Did you mean {names[part]}?" for part in get_close_matches(name, names, n=1, cutoff=0.5))
+    guess = "".join(f" Did you mean {names[part]}?" for part in get_close_matches(name, names, n=1, cutoff=_NEAR))
     if not candidates or not (and_all or (or_all and not guess)):
         return guess
     return f"{guess} Known: {', '.join(candidates)}."

@@ -2,43 +2,50 @@
 
 The engine job `verify` runs every check on every dataset that has a table. A check only reads. Arguments: `deep` (read
 everything instead of a sample), `repair` (repair derived data before checking: the key index, a lagging high water,
-files of discarded flushes; never a row), `accept_rollback`. Result: `{ok, checks: [{name, dataset, ok, detail}]}`.
+files of discarded flushes, rows without a sequence, checkpoints of transcripts that could still complete live rows; no
+column that users see), `accept_rollback`. Result: `{ok, checks: [{name, dataset, ok, detail}]}`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+from hypaware.backfill.unsettled_rows import UnsettledSource, find_unsettled, select_checkpoints
+from hypaware.config import Config
 from hypaware.engine.jobs import JobContext
 from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import TableMetadata
-from hypaware.lake import dedupe, key_index, prepare, schema, tombstones
+from hypaware.lake import dedupe, key_index, links, prepare, schema, tombstones
 from hypaware.lake.commit import finish_interrupted_flushes
 from hypaware.lake.health import read_recorded_floors
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.locks import commit_lock
+from hypaware.lake.locks import commit_lock, maintenance_lock
 from hypaware.lake.row_keys import unpack_keys
 from hypaware.lake.spark_table import SparkLake, SparkTable, dedupe_key_sql, list_stored_datasets
 from hypaware.lake.tombstones import SESSION_COLUMN, hash_purged_value
 from hypaware.maintain.apply_settlements import PendingSettlements
+from hypaware.maintain.row_numbers import number_rows
 from hypaware.model.datasets import SEQ, SOURCE, Dataset
+from hypaware.model.schemas import GATEWAY_TYPE
 from hypaware.spool import reader
 from hypaware.state import dead_letters, flushes, mirror, recovery, streams
 from hypaware.state.home_opener import open_home
 from hypaware.state.store import StateStore
+from hypaware.text import format_count
 
 _SAMPLE_ROWS = 500
 _SAMPLE_FILES = 4
 _SAMPLE_PARTS = 100_000
+_SAMPLE_TRANSCRIPTS = 50
 _FLUSH_ID_LENGTH = 36
 
 
@@ -58,6 +65,7 @@ class DatasetAudit:
     table: SparkTable
     dataset: Dataset
     deep: bool
+    config: Config = field(default_factory=Config)
 
     @property
     def name(self) -> str:
@@ -80,6 +88,8 @@ def check_sequences(audit: DatasetAudit) -> VerifyCheck:
     """Check that every row has a sequence and that no two rows share one."""
     ((rows, with_seq, distinct),) = audit.sql(f"SELECT count(*), count({SEQ}), count(DISTINCT {SEQ}) FROM {audit.name}")
     detail = f"{rows} rows, {rows - with_seq} without a sequence, {with_seq - distinct} with a duplicate sequence"
+    if rows > with_seq:
+        detail += "; rows without a sequence are not delivered (hyp verify --repair)"
     return audit.check("sequences", rows == distinct, detail)
 
 
@@ -177,6 +187,7 @@ def check_key_index(audit: DatasetAudit) -> VerifyCheck:
                 metadata.RETAINED_FROM_PROPERTY in audit.metadata.properties
                 or tombstones.read_tombstones(audit.home).purge_filter.before
                 or index.has_match_keys(audit.dataset.name)
+                or index.list_lost()
             )
             phantoms = index.count() - len(lake) + missing if is_only_table and not keeps_removed_keys else 0
     detail = f"complete up to {through}, floor of the lake {audit.table.floor}"
@@ -191,7 +202,7 @@ def check_files(audit: DatasetAudit) -> VerifyCheck:
     """Check that every data file of the table exists in full; count unreferenced files."""
     known = {file.path: file.bytes for file in metadata.iter_live_files(audit.metadata)}
     missing = [path for path, size in known.items() if not path.is_file() or path.stat().st_size != size]
-    unreferenced = find_orphans(audit)
+    unreferenced, has_deletes = find_orphans(audit), metadata.has_delete_files(audit.metadata)
     detail = f"{len(known)} data files, {len(missing)} missing or truncated"
     if missing:
         detail += f": {missing[0]} (hyp maintain {audit.dataset.name} --rebuild)"
@@ -200,7 +211,10 @@ def check_files(audit: DatasetAudit) -> VerifyCheck:
         detail += f"; {len(unreferenced)} unreferenced files ({size} bytes)"
         if leftover := find_removable(audit):
             detail += f", {len(leftover)} of them from interrupted flushes (hyp verify --repair)"
-    return audit.check("files", not missing, detail)
+    if has_deletes:
+        command = f"hyp maintain {audit.dataset.name} --rebuild"
+        detail += f"; another program wrote delete files, so nothing is delivered ({command})"
+    return audit.check("files", not missing and not has_deletes, detail)
 
 
 def find_orphans(audit: DatasetAudit) -> list[Path]:
@@ -283,6 +297,52 @@ def check_purged(audit: DatasetAudit) -> VerifyCheck:
     return audit.check("purged", not found and not left, detail)
 
 
+def check_links(audit: DatasetAudit) -> VerifyCheck:
+    """With `deep`, check that the link of every live row leads to a row, or to one that was removed on purpose."""
+    if not audit.deep:
+        return audit.check("links", True, "checked with --deep")
+    found = links.find_stale_links(audit.home, audit.dataset, list(metadata.iter_live_files(audit.metadata)))
+    removed = tombstones.read_tombstones(audit.home)
+    may_be_gone = removed.has_parts or removed.purge_filter.sessions or removed.purge_filter.before
+    unknown = set() if may_be_gone else set(found.unknown)
+    if unknown:
+        unknown -= {row.get("message_id") for row in reader.read_spooled_rows(audit.home, audit.dataset.name)}
+    detail = f"{len(found.renames)} links lead to replaced ids until the next compaction, {len(unknown)} lead to no row"
+    if unknown:
+        detail += " (hyp reproject, then hyp maintain)"
+    return audit.check("links", not unknown, detail)
+
+
+def check_transcripts(audit: DatasetAudit) -> VerifyCheck:
+    """Check that no live row lacks what an imported transcript knows; with `deep`, in all transcripts."""
+    found = find_unsettled_sources(audit)
+    rows = sum(source.rows for source in found)
+    detail = f"{rows} live rows could be completed from {len(found)} imported transcripts"
+    if found:
+        detail += " (hyp verify --repair, then hyp backfill)"
+    return audit.check("transcripts", not found, detail)
+
+
+def find_unsettled_sources(audit: DatasetAudit) -> list[UnsettledSource]:
+    """Return the imported transcripts that could still improve live rows."""
+    rules = audit.dataset.match_rules
+    if rules is None or not key_index.is_index_readable(audit.home.keys):
+        return []
+    live = audit.sql(
+        f"SELECT DISTINCT session_id, conversation_id FROM {audit.name}"
+        f" WHERE {rules.may_be_live_sql} AND provider_type IS DISTINCT FROM '{GATEWAY_TYPE}'"
+    )
+    if not live:
+        return []
+    # An index of an older version does not know which rows can be settled.
+    dedupe.open_index(audit.home, audit.lake, audit.table, audit.dataset).close()
+    with audit.store.reading() as connection:
+        checkpoints = flushes.list_checkpoints(connection, audit.dataset.name)
+    chosen = select_checkpoints(checkpoints, {value for row in live for value in row if value})
+    some = chosen if audit.deep else chosen[:_SAMPLE_TRANSCRIPTS]
+    return find_unsettled(audit.home, audit.config, audit.dataset, audit.table.gateway_id or "", some)
+
+
 ALL_CHECKS = (
     check_files,
     check_sequences,
@@ -294,6 +354,8 @@ ALL_CHECKS = (
     check_key_index,
     check_deliveries,
     check_purged,
+    check_links,
+    check_transcripts,
 )
 
 
@@ -305,15 +367,17 @@ def run_verify(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     try:
         for dataset in list_stored_datasets(context.home):
             # Hold the commit lock, so that the table does not change between two checks.
-            with commit_lock(dataset.name, context.check_cancelled):
+            keep = maintenance_lock(dataset.name, context.check_cancelled) if args["repair"] else nullcontext()
+            with keep, commit_lock(dataset.name, context.check_cancelled):
                 try:
                     fsync.require_intact(context.home, dataset.name)
                 except LakeError as error:
                     command = f" ({error.repair[0]})" if error.repair else ""
                     found.append(VerifyCheck("table", dataset.name, False, f"{error.message}{command}"))
                     continue
+                table = lake.table(dataset) if args["repair"] else SparkTable(spark, dataset)
                 audit = DatasetAudit(
-                    context.home, opened.store, lake, SparkTable(spark, dataset), dataset, bool(args["deep"])
+                    context.home, opened.store, lake, table, dataset, bool(args["deep"]), context.config
                 )
                 if args["accept_rollback"]:
                     _note(context, audit, accept_rollback(audit))
@@ -352,6 +416,10 @@ def _note(context: JobContext, audit: DatasetAudit, repairs: Iterable[str]) -> N
 def repair_dataset(audit: DatasetAudit) -> Iterator[str]:
     """Repair one dataset, and yield a description of each repair."""
     finish_interrupted_flushes(audit.home, audit.store, audit.table, audit.dataset.name)
+    if not metadata.has_delete_files(audit.metadata) and (
+        numbered := number_rows(audit.home, audit.store, audit.lake, audit.table, audit.dataset)
+    ):
+        yield f"gave {format_count(numbered, 'row')} without a sequence a new one"
     if not check_key_index(audit).ok:
         key_index.remove_index(audit.home.keys)
         yield "rebuilt the key index"
@@ -367,6 +435,13 @@ def repair_dataset(audit: DatasetAudit) -> Iterator[str]:
         path.unlink(missing_ok=True)
     if leftover:
         yield f"deleted {len(leftover)} files of discarded flushes"
+    if unsettled := find_unsettled_sources(replace(audit, deep=True)):
+        with audit.store.transaction() as connection:
+            for source in unsettled:
+                flushes.forget_checkpoints(connection, audit.dataset.name, source.checkpoint.path)
+        rows = format_count(sum(source.rows for source in unsettled), "live row")
+        transcripts = format_count(len(unsettled), "transcript")
+        yield f"the next import reads {transcripts} again and completes {rows} (hyp backfill)"
 
 
 def accept_rollback(audit: DatasetAudit) -> Iterator[str]:

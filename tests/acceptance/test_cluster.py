@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hypaware.home import Home
@@ -41,6 +42,33 @@ def test_a_cluster_commits_imports_compacts_and_queries_like_a_single_machine(
     home = Home(hyp.home)
     assert len(read_lake(home, DATASET)) == everything
     assert [path for path in home.lake.rglob("*") if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.hazard(108)
+def test_a_cluster_that_authenticates_is_used_with_its_secret(hyp: Hyp, tmp_path: Path) -> None:
+    secret = "a-shared-secret-of-the-cluster"
+    (tmp_path / "secret").write_text(f"{secret}\n")
+    hyp.ingest(rows(30))
+    with cluster(tmp_path / "cluster", secret=secret) as address:
+        hyp.ok("config", "set", "engine.master", address)
+        hyp.ok("config", "set", "engine.secret_file", str(tmp_path / "secret"))
+        (flushed,) = hyp.ok("flush")["datasets"]
+        (answer,) = hyp.query(f"SELECT count(DISTINCT part_id) AS parts FROM {DATASET}")
+        commands = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+        hyp.ok("engine", "stop")
+
+    assert (flushed["rows_written"], answer) == (30, {"parts": 30})
+    assert list((tmp_path / "cluster").glob("worker-*/app-*/*/stderr"))
+    assert secret not in str(commands)
+
+
+def test_an_unreadable_cluster_secret_is_named_in_the_error(hyp: Hyp, tmp_path: Path) -> None:
+    hyp.ok("config", "set", "engine.master", "spark://127.0.0.1:1")
+    hyp.ok("config", "set", "engine.secret_file", str(tmp_path / "missing"))
+    hyp.ingest(rows(3))
+    refused = hyp.run("flush", "--json")
+    assert (refused.code, refused.json["error"]["kind"]) == (3, "cluster_secret")
+    assert str(tmp_path / "missing") in refused.json["error"]["message"]
 
 
 def test_an_unreachable_master_is_named_in_the_error(hyp: Hyp) -> None:

@@ -30,6 +30,8 @@ FLUSH_POINTS = sorted(
     and not point.name.startswith(
         ("iceberg.roll-back", "lake.intake", "iceberg.relocate", "lake.settlements", "lake.tombstones")
     )
+    # Need a clock that was ahead, a segment that failed before, or a home that was rolled back.
+    and not point.name.startswith(("iceberg.times", "lake.poison"))
 )
 # Each kill costs a Spark start. Points without Spark are tested in tests/unit/lake, and here only in a soak.
 SPARKS = ("lake.build", "lake.thin", "lake.commit", "iceberg.fsync", "lake.record", "state.commit.after")

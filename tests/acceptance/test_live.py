@@ -28,6 +28,8 @@ from hypaware.gateway.projection.conversation import ConversationCache
 from hypaware.gateway.projection.projector import project_exchange
 from hypaware.home import Home, locks
 from hypaware.maintain.purge import verify
+from hypaware.privacy.marker_key import load_marker_key
+from hypaware.privacy.redact import Redaction
 from tests.support import claude_files, exchange_samples, upstream_stub
 from tests.support.command import Hyp
 from tests.support.light_lake import read_lake
@@ -173,9 +175,11 @@ def listener_ends(hyp: Hyp) -> Iterator[None]:
         eventually(lambda: not locks.is_locked(path))
 
 
-def expected(exchanges: list[DecodedExchange], seen: ConversationCache) -> set[str]:
+def expected(home: Path, exchanges: list[DecodedExchange], seen: ConversationCache) -> set[str]:
     """Return the ids of the messages in these exchanges."""
-    return {row["message_id"] for each in exchanges for row in project_exchange(redact_exchange(each)[0], seen).rows}
+    redaction = Redaction(load_marker_key(Home(home)))
+    redacted = [redact_exchange(each, redaction)[0] for each in exchanges]
+    return {row["message_id"] for each in redacted for row in project_exchange(each, seen).rows}
 
 
 def holding(home: Path, secrets: list[str]) -> dict[str, list[str]]:
@@ -304,9 +308,9 @@ def check_exchanges(hyp: Hyp, recorded: int) -> None:
 def check_messages(hyp: Hyp, conversation: list[DecodedExchange], others: list[DecodedExchange]) -> None:
     messages = read_lake(Home(hyp.home), MESSAGES)
     assert max(Counter(row["part_id"] for row in messages).values()) == 1
-    assert {row["message_id"] for row in messages} >= expected([*conversation, *others], ConversationCache())
+    assert {row["message_id"] for row in messages} >= expected(hyp.home, [*conversation, *others], ConversationCache())
     said = {row["message_id"] for row in messages if row["session_id"] == conversation_id(messages)}
-    assert said == expected(conversation, ConversationCache()), "no part is stored under a second id"
+    assert said == expected(hyp.home, conversation, ConversationCache()), "no part is stored under a second id"
 
 
 def check_import_by_the_daemon(hyp: Hyp, environment: dict[str, str]) -> None:

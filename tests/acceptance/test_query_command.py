@@ -87,6 +87,14 @@ def test_the_sql_may_come_from_standard_input(lake: Hyp) -> None:
     assert result.json == [{"n": 1201}]
 
 
+def test_the_name_of_the_output_file_implies_the_format(lake: Hyp, tmp_path: Path) -> None:
+    target = tmp_path / "rows.csv"
+    assert lake.run("query", "sql", "SELECT 1 AS a, 'x' AS b", "--output", str(target)).code == 0
+    assert target.read_bytes() == b"a,b\r\n1,x\r\n"
+    assert lake.run("query", "sql", "SELECT 1 AS a", "--format", "jsonl", "--output", str(target)).code == 0
+    assert target.read_bytes() == b'{"a":1}\n'
+
+
 def test_output_replaces_the_file_atomically_and_keeps_it_if_the_query_fails(lake: Hyp, tmp_path: Path) -> None:
     target = tmp_path / "rows.arrow"
     sql = f"SELECT message_index FROM {DATASET}"

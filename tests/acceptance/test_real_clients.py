@@ -1,187 +1,54 @@
 """The real Claude Code and Codex, attached with `hyp client attach`, through the gateway of `hyp daemon run`.
 
-They come from npm (`make real-clients`), run without a terminal in their own folder, with an invented API key, and talk
-to a stub: no network is needed. Tested with Claude Code 2.1.197 and Codex 0.166.0. Required settings:
-
-- both: HOME and their config folders (CLAUDE_CONFIG_DIR, CODEX_HOME) in scratch, an API key in the environment
-  (ANTHROPIC_API_KEY, for Codex in its auth.json), no proxy variables;
-- Claude Code: CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC, or it contacts other hosts too; `--allowedTools`;
-- Codex: `--dangerously-bypass-approvals-and-sandbox`, because the sandbox does not work inside a container, and
-  `--skip-git-repo-check`.
+Tested with Claude Code 2.1.197 and 2.1.325 and Codex 0.166.0; `tests.support.real_clients` says how they are run.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
-import shutil
-import signal
-import socket
-import subprocess
+import re
+import sys
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hypaware.gateway import handover
-from hypaware.home import Home, cache_dir, locks
+from hypaware.home import Home
 from hypaware.model.datasets import Row
 from hypaware.model.match_keys import list_match_keys
+from hypaware.model.schemas import GATEWAY_TYPE
 from hypaware.spool import reader
-from tests.support import claude_transcripts, codex_rollouts
+from tests.support import many_tools
 from tests.support.client_script import COMMAND, LAST_WORD, Script
-from tests.support.command import Hyp
 from tests.support.history import readable, rows_of
 from tests.support.ports import held_port
-from tests.support.processes import PATIENCE, eventually, wait_until_gone
 from tests.support.raw_exchanges import EXCHANGES, MESSAGES
-from tests.support.upstream_stub import UpstreamStub
+from tests.support.real_clients import (
+    CLAUDE,
+    CODEX,
+    FREELY,
+    Client,
+    User,
+    attach,
+    attached,
+    detach,
+    running_daemon,
+    user_of,
+)
+from tests.support.upstream_stub import ReceivedRequest, StubResponse
 
 pytestmark = pytest.mark.real_clients
 
-_SECONDS = 120
-_KEY = "sk-ant-api03-nobody-issued-this"
-_CONFIG = """\
-version = 1
-[gateway]
-listen = "127.0.0.1:{port}"
-[[gateway.upstreams]]
-name = "anthropic"
-path_prefix = "/v1/messages"
-base_url = "{upstream}"
-[[gateway.upstreams]]
-name = "openai"
-path_prefix = "/v1/responses"
-base_url = "{upstream}"
-[[gateway.upstreams]]
-name = "elsewhere"
-path_prefix = "/"
-base_url = "{upstream}"
-[flush]
-interval = "1h"
-cold_interval = "1h"
+_LOOSE_ENDS = f"""
+SELECT part_id, previous_message_id FROM {MESSAGES}
+WHERE get_json_object(previous_message_id, '$[0]') NOT IN (SELECT message_id FROM {MESSAGES})
 """
-ASIDE = {("HEAD", "/"), ("GET", "/v1/models")}
+ASIDE = {("HEAD", "/"), ("GET", "/v1/models"), ("GET", "/backend-api/codex/models")}
 """Calls of the clients that hold no conversation and that nobody decodes."""
-
-
-@dataclass(frozen=True)
-class Client:
-    name: str
-    first: tuple[str, ...]
-    then: tuple[str, ...]
-    """Goes on with the session before."""
-    transcripts: str
-    provider: Any
-
-
-CLAUDE = Client(
-    "claude",
-    ("-p", "--allowedTools", "Bash", "--", "Say what the command says."),
-    ("-p", "--continue", "--allowedTools", "Bash", "--", "And once more."),
-    ".claude/projects/**/*.jsonl",
-    claude_transcripts.PROVIDER,
-)
-_FREELY = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
-CODEX = Client(
-    "codex",
-    ("exec", *_FREELY, "Say what the command says."),
-    ("exec", "resume", "--last", *_FREELY, "And once more."),
-    ".codex/sessions/**/*.jsonl",
-    codex_rollouts.PROVIDER,
-)
-
-
-@dataclass(frozen=True)
-class User:
-    """A user with a home folder and a project."""
-
-    hyp: Hyp
-    folder: Path
-    program: str
-
-    @property
-    def environment(self) -> dict[str, str]:
-        beside = ("_proxy", "anthropic_", "claude", "openai_", "codex_")
-        kept = {name: value for name, value in os.environ.items() if not _is_of(name, beside)}
-        return {
-            **kept,
-            "HYP_HOME": str(self.hyp.home),
-            "HYP_CACHE": str(cache_dir()),
-            "HOME": str(self.folder),
-            "CLAUDE_CONFIG_DIR": str(self.folder / ".claude"),
-            "CODEX_HOME": str(self.folder / ".codex"),
-            "ANTHROPIC_API_KEY": _KEY,
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "DISABLE_AUTOUPDATER": "1",
-        }
-
-    def says(self, *args: str) -> str:
-        done = subprocess.run(
-            [self.program, *args],
-            env=self.environment,
-            cwd=self.folder / "project",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, f"{self.program} ended with {done.returncode}: {done.stdout}{done.stderr}"
-        return done.stdout
-
-
-def _is_of(name: str, marks: tuple[str, ...]) -> bool:
-    return any(mark in name.lower() for mark in marks)
-
-
-def _program(name: str) -> str:
-    chosen = os.environ.get("HYP_REAL_CLIENTS")
-    found = shutil.which(name, path=str(Path(chosen) / "node_modules" / ".bin") if chosen else None)
-    if found is None:
-        where = f"in HYP_REAL_CLIENTS={chosen}" if chosen else "on PATH"
-        pytest.skip(f"{name} is not installed {where}: make real-clients gets it from npm")
-    return found
-
-
-def _answers(port: int) -> bool:
-    with closing(socket.socket()) as call:
-        return call.connect_ex(("127.0.0.1", port)) == 0
-
-
-@contextmanager
-def attached(client: Client, tmp_path: Path, stub: UpstreamStub, port: int) -> Iterator[User]:
-    program = _program(client.name)
-    user = User(Hyp(tmp_path / "hyp"), tmp_path / "user", program)
-    for name in (".claude", ".codex", "project"):
-        (user.folder / name).mkdir(parents=True)
-    (user.folder / ".codex" / "auth.json").write_text(json.dumps({"OPENAI_API_KEY": _KEY}))
-    user.hyp.home.mkdir()
-    (user.hyp.home / "config.toml").write_text(_CONFIG.format(port=port, upstream=stub.url))
-    daemon = user.hyp.start("daemon", "run", **user.environment)
-    try:
-        eventually(lambda: _answers(port) or daemon.poll() is not None)
-        assert user.hyp.run("client", "attach", client.name, **user.environment).code == 0
-        yield user
-        daemon.send_signal(signal.SIGTERM)
-        _, told = daemon.communicate(timeout=PATIENCE)
-        assert daemon.returncode == 0, told
-    finally:
-        if daemon.poll() is None:
-            daemon.kill()
-            daemon.communicate()
-        user.hyp.run("client", "detach", client.name, **user.environment)
-        _end_who_stands_by(Home(user.hyp.home))
-
-
-def _end_who_stands_by(home: Home) -> None:
-    """Stop the fallback: it would listen for another hour, for open sessions."""
-    if (pid := locks.lock_holder(handover.fallback_lock_path(home))) is not None:
-        os.kill(pid, signal.SIGTERM)
-        wait_until_gone(pid)
 
 
 @pytest.fixture
@@ -195,7 +62,7 @@ def port() -> Iterator[int]:
 def test_a_real_client_works_through_the_gateway_and_its_transcript_matches(
     client: Client, tmp_path: Path, port: int
 ) -> None:
-    with UpstreamStub(Script().answer, tls=False) as stub, attached(client, tmp_path, stub, port) as user:
+    with attached(client, tmp_path, Script().answer, port) as user:
         assert LAST_WORD in user.says(*client.first)
         assert LAST_WORD in user.says(*client.then)
     home = Home(user.hyp.home)
@@ -209,7 +76,7 @@ def test_a_real_client_works_through_the_gateway_and_its_transcript_matches(
     assert {row["cwd"] for row in live} == {str(user.folder / "project")}
     pairs, live_only, imported_only = _joined(live, imported)
     assert not imported_only, [_told(row) for row in imported_only]
-    assert all(_is_left_out(row) for row in live_only), [_told(row) for row in live_only]
+    assert all(row["provider_type"] == GATEWAY_TYPE for row in live_only), [_told(row) for row in live_only]
     assert [_said(ours) for ours, _ in pairs] == [_said(theirs) for _, theirs in pairs]
     assert any(COMMAND.removeprefix("echo ") in (row.get("content_text") or "") for row in live if _is_result(row))
 
@@ -219,11 +86,171 @@ def test_a_real_client_works_through_the_gateway_and_its_transcript_matches(
         user.hyp.ok("flush", **user.environment)
         told = "count(*) AS parts, count(DISTINCT part_id) AS ids"
         assert user.hyp.query(f"SELECT {told} FROM {MESSAGES}") == [{"parts": len(live), "ids": len(live)}]
+        user.hyp.ok("maintain", **user.environment)
+        counted = user.hyp.ok("query", "overview", **user.environment)["totals"]
+        messages = len({row["message_id"] for row in imported})
+        assert (counted["messages"], counted["parts"]) == (messages, len(imported))
+        assert user.hyp.query(_LOOSE_ENDS) == []
+        checks = user.hyp.ok("verify", "--deep", **user.environment)["checks"]
+        assert [each["detail"] for each in checks if each["name"] == "links" and each["dataset"] == MESSAGES] == [
+            "0 links lead to replaced ids until the next compaction, 0 lead to no row"
+        ]
         again = user.hyp.ok("reproject", **user.environment)
         assert (again["rows_written"], again["rows_projected"]) == (0, again["rows_duplicate"])
         assert again["exchanges"] == len(raw)
     finally:
         user.hyp.run("engine", "stop")
+
+
+@pytest.mark.hazard(67)
+@pytest.mark.hazard(105)
+def test_rows_that_count_are_those_of_the_import_after_cut_responses_and_a_compaction(
+    tmp_path: Path, port: int
+) -> None:
+    """The second response is cut before its first block, the third in the middle of one."""
+    script, calls = Script(), itertools.count(1)
+    kept = {2: 1, 3: 3}
+
+    def answer(request: ReceivedRequest) -> StubResponse:
+        found = script.answer(request)
+        if request.target.partition("?")[0].endswith("/v1/messages") and (call := next(calls)) in kept:
+            return replace(found, pieces=tuple(found.pieces)[: kept[call]], cut="body")
+        return found
+
+    with attached(CLAUDE, tmp_path, answer, port) as user:
+        assert LAST_WORD in user.says(*CLAUDE.first)
+        user.says("-p", "--continue", "--", "/compact")
+        assert LAST_WORD in user.says(*CLAUDE.then)
+    live = [readable(row) for row in reader.read_spooled_rows(Home(user.hyp.home), MESSAGES)]
+    imported = _imported(CLAUDE, user.folder)
+
+    pairs, live_only, imported_only = _joined(live, imported)
+    assert not imported_only, [_told(row) for row in imported_only]
+    assert len(pairs) == len(imported)
+    assert all(row["provider_type"] == GATEWAY_TYPE for row in live_only), [_told(row) for row in live_only]
+    costs = Counter(row["provider_subtype"] for row in live_only if "usage" in row["attributes"])
+    assert costs.keys() == {"no_output", "unfinished", "compaction"}
+    assert (costs["no_output"], costs["unfinished"]) == (1, 1)
+
+
+@pytest.mark.hazard(111)
+def test_claude_code_sends_the_same_requests_attached_and_not(tmp_path: Path, port: int) -> None:
+    """Whole requests, with an MCP server of sixty tools: behind an unknown base URL the client declares all of them."""
+    with user_of(CLAUDE, tmp_path, Script().answer) as user, running_daemon(user, port):
+        servers = {"many": {"command": sys.executable, "args": [many_tools.__file__]}}
+        (user.folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+        user.says("-p", "--", "The first run of a client sends requests of its own.")
+        requests = {}
+        for way in ("direct", "attached"):
+            if way == "attached":
+                attach(user)
+            user.stub.answer, first = Script().answer, len(user.stub.seen)
+            run = ("--mcp-config", str(user.folder / "mcp.json"), *CLAUDE.first)
+            assert LAST_WORD in user.says(*run)
+            requests[way] = [each for each in user.stub.seen[first:] if each.target.startswith("/v1/messages")]
+    directly, through = requests["direct"], requests["attached"]
+    recorded = [row["path"] for row in reader.read_spooled_rows(Home(user.hyp.home), EXCHANGES) if row["decoded"]]
+    assert len(directly) == len(recorded) == 2
+    assert "tool_59" in directly[0].body.decode()
+    assert [_comparable(each) for each in through] == [_comparable(each) for each in directly]
+    for one, other in zip(directly, through, strict=True):
+        betas, betas_through = (set(str(each.header("anthropic-beta")).split(",")) for each in (one, other))
+        assert betas_through <= betas
+        assert {name.rpartition("-20")[0] for name in betas - betas_through} <= {"mid-conversation-system-clear-at"}
+
+
+def _comparable(request: ReceivedRequest) -> tuple[Any, ...]:
+    """Return the request without its random ids and the hash of its body, and without its host and betas."""
+    changing = ("host", "connection", "anthropic-beta", "x-claude-code-prev-tool-durations")
+    headers = [(name.lower(), _without_ids(value)) for name, value in request.headers if name.lower() not in changing]
+    return request.method, request.target, sorted(headers), _without_ids(request.body.decode())
+
+
+def _without_ids(text: str) -> str:
+    text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", text)
+    return re.sub(r"\bcch=[0-9a-f]+", "cch=HASH", text)
+
+
+@pytest.mark.hazard(111)
+@pytest.mark.parametrize("login", ["api key", "chatgpt"])
+def test_codex_resumes_sessions_of_before_during_and_after_attach_in_all_orders(
+    login: str, tmp_path: Path, port: int
+) -> None:
+    with user_of(CODEX, tmp_path, Script().answer) as user, running_daemon(user, port):
+        if login == "chatgpt":
+            user.log_in_with_chatgpt()
+            # Without a URL of its own, an unattached Codex asks chatgpt.com for the backend of the account.
+            own = f'openai_base_url = "{user.stub.url}/own"\n'
+            (user.folder / ".codex" / "config.toml").write_text(own)
+        sessions: list[str] = []
+        for is_attached in (False, True, False, True):
+            (attach if is_attached else detach)(user)
+            assert LAST_WORD in user.says("exec", *FREELY, "A new session.")
+            (created,) = {*_sessions(user)} - {*sessions}
+            sessions.append(created)
+            for session in sessions:
+                assert LAST_WORD in user.says("exec", "resume", session, *FREELY, "Go on.")
+            assert LAST_WORD in user.says("exec", "resume", "--last", *FREELY, "Go on.")
+        assert _sessions(user) == dict.fromkeys(sessions, "openai"), "resuming never began another session"
+    home = Home(user.hyp.home)
+    raw = [row for row in reader.read_spooled_rows(home, EXCHANGES) if row["path"].endswith("/responses")]
+    assert {row["decoded"] for row in raw} == {True}
+    assert {row["method"] for row in raw} == {"POST"}
+    # A new session and its prompt, and then each session and the last one again; two requests each.
+    assert len(raw) == 2 * (1 + 2 + 1) + 2 * (1 + 4 + 1)
+    assert {row["session_id"] for row in reader.read_spooled_rows(home, MESSAGES)} == {*sessions}
+
+
+@pytest.mark.hazard(111)
+def test_codex_with_a_chatgpt_login_is_recorded_although_it_compresses_its_requests(tmp_path: Path, port: int) -> None:
+    with user_of(CODEX, tmp_path, Script().answer) as user, running_daemon(user, port):
+        user.log_in_with_chatgpt()
+        attach(user)
+        assert LAST_WORD in user.says(*CODEX.first)
+        sent = [each for each in user.stub.seen if each.target.endswith("/responses")]
+    home = Home(user.hyp.home)
+    raw = [row for row in reader.read_spooled_rows(home, EXCHANGES) if row["path"].endswith("/responses")]
+    assert [(each.method, each.header("host"), each.header("content-encoding")) for each in sent] == [
+        ("POST", "chatgpt.com", "zstd")
+    ] * 2
+    assert [(row["path"], row["decoded"], row.get("error")) for row in raw] == [
+        ("/backend-api/codex/responses", True, None)
+    ] * 2
+    said = [readable(row).get("content_text") for row in reader.read_spooled_rows(home, MESSAGES)]
+    assert CODEX.first[-1] in said
+    assert LAST_WORD in said
+
+
+def _sessions(user: User) -> dict[str, str]:
+    """Return the provider of each session of Codex."""
+    found = {}
+    for path in sorted(user.folder.glob(CODEX.transcripts)):
+        meta = json.loads(path.read_text().partition("\n")[0])["payload"]
+        found[meta["id"]] = meta["model_provider"]
+    return found
+
+
+@pytest.mark.hazard(111)
+def test_sessions_of_an_earlier_attach_are_named_and_continue_as_forks(tmp_path: Path, port: int) -> None:
+    """Earlier versions added a provider to Codex. It refuses to resume a session whose provider is gone."""
+    with user_of(CODEX, tmp_path, Script().answer) as user, running_daemon(user, port):
+        config = user.folder / ".codex" / "config.toml"
+        lines = ['model_provider = "hypaware"', "[model_providers.hypaware]", 'name = "OpenAI through HypAware"']
+        lines += [f'base_url = "http://127.0.0.1:{port}/codex/v1"', "requires_openai_auth = true"]
+        lines += ['wire_api = "responses"', "supports_websockets = false", ""]
+        config.write_text("\n".join(lines))
+        assert LAST_WORD in user.says(*CODEX.first)
+        (old,) = _sessions(user)
+        (note,) = attach(user)["notes"]
+        assert f"codex fork ID`: {old}" in note
+        assert "hypaware]" not in config.read_text()
+        with pytest.raises(AssertionError, match="no longer configured"):
+            user.says("exec", "resume", old, *FREELY, "Go on.")
+        assert LAST_WORD in user.says("exec", "fork", old, *FREELY, "Go on.")
+        (fork,) = {*_sessions(user)} - {old}
+        assert _sessions(user)[fork] == "openai"
+        detach(user)
+        assert LAST_WORD in user.says("exec", "resume", fork, *FREELY, "Go on.")
 
 
 def _imported(client: Client, folder: Path) -> list[Row]:
@@ -247,11 +274,6 @@ def _joined(live: list[Row], imported: list[Row]) -> tuple[list[tuple[Row, Row]]
             waiting.remove(twin)
             pairs.append((twin, row))
     return pairs, waiting, imported_only
-
-
-def _is_left_out(row: Row) -> bool:
-    """Return whether transcripts omit it: reminders and the client's notes to the model."""
-    return row.get("attachment_type") == "system_reminder" or row["role"] in ("system", "developer")
 
 
 def _said(row: Row) -> tuple[Any, ...]:

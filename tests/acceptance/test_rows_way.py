@@ -35,7 +35,7 @@ def test_cache_roundtrip(hyp: Hyp) -> None:
     assert (flushed["rows_written"], flushed["seq_after"], flushed["seq_last"]) == (50, 0, 50)
     assert hyp.query(COUNT) == [{"n": 50}]
     (first,) = hyp.query(f"SELECT * FROM {DATASET} ORDER BY message_index LIMIT 1")
-    assert first["message_created_at"] == "2026-11-15T07:00:00Z"
+    assert first["message_created_at"] == "2026-11-15T07:00:00.000000Z"
     assert first["part_id"] == "message-0#0"
     assert not set(first) & set(INTERNAL)
     assert [row[SEQ] for row in read_lake(Home(hyp.home), DATASET)] == list(range(1, 51))

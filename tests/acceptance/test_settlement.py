@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from hypaware.gateway.projection.conversation import ConversationCache
+from hypaware.gateway.projection.projector import project_exchange
 from hypaware.home import Home
 from hypaware.model.datasets import SEQ
 from tests.acceptance.test_keeping import Site
+from tests.support import codex_rollouts, exchange_samples
 from tests.support.command import Hyp
 from tests.support.light_lake import read_lake
 from tests.support.live_rows import Part
@@ -63,5 +66,36 @@ def test_a_conversation_recorded_live_and_imported_is_stored_and_delivered_once(
     assert site.delivered() == delivered
     rows = hyp.query(f"SELECT count(*) n, count(DISTINCT cwd) folders FROM {DATASET} WHERE git_branch = 'main'")
     assert rows == [{"n": 30, "folders": 1}]
+    audit = hyp.run("verify", "--deep", "--json")
+    assert audit.code == 0, audit.out
+
+
+@pytest.mark.hazard(101)
+def test_verify_finds_live_rows_that_an_imported_transcript_could_complete(hyp: Hyp, tmp_path: Path) -> None:
+    """An older version read the rollout and dropped its rows as duplicates."""
+    folder = tmp_path / "codex" / "sessions"
+    folder.mkdir(parents=True)
+    for name in codex_rollouts.sample_names():
+        (folder / name).write_bytes(codex_rollouts.sample(name))
+    seen = list(exchange_samples.read_sample(exchange_samples.SAMPLES / "codex-0.166.0/tools.ndjson.xz"))
+    shown = project_exchange(seen[-1], ConversationCache()).rows
+    hyp.ingest([{**row, "message_created_at": "2026-11-20T07:00:00Z"} for row in shown])
+    hyp.ok("flush")
+    history = {"CODEX_HOME": str(folder.parent), "HOME": str(tmp_path)}
+    hyp.ok("backfill", "codex", **history)
+    for path in (Home(hyp.home).lake / "settlements").rglob("*.parquet"):
+        path.unlink()
+    Home(hyp.home).keys.unlink()
+    hyp.ok("flush")
+    audit = hyp.run("verify", "--json")
+    assert audit.code != 0
+    (failed,) = [check for check in audit.json["checks"] if not check["ok"]]
+    assert failed["name"] == "transcripts"
+    repaired = hyp.run("verify", "--repair", "--json")
+    assert repaired.code == 0, repaired.out
+    hyp.ok("backfill", "codex", **history)
+    hyp.ok("maintain", "--compact-only")
+    late = "get_json_object(attributes, '$.gateway.time_source') = 'request' OR date = '2026-11-20'"
+    assert hyp.query(f"SELECT count(*) n FROM {DATASET} WHERE ({late}) AND provider_type <> 'gateway'") == [{"n": 0}]
     audit = hyp.run("verify", "--deep", "--json")
     assert audit.code == 0, audit.out

@@ -48,6 +48,7 @@ def _run_in_engine(work: Callable[[], None], crash_at: str | None = None) -> boo
 
 
 class TestIcebergTable(SinkContract):
+    drops_known_rows = True
     points = ("export.iceberg.after-files", "export.iceberg.before-commit", "export.iceberg.after-commit")
     session: EngineSession
 

@@ -64,6 +64,22 @@ def message(number: int, parts: int = 1, first: int = 0, **columns: Any) -> list
     return made
 
 
+@pytest.mark.hazard(105)
+def test_rows_that_are_not_part_of_the_conversation_are_left_out_but_their_tokens_count(overview: Overview) -> None:
+    gateway: dict[str, Any] = {"provider_type": "gateway", "cwd": "/home/dev/a"}
+    found = overview.of(
+        *message(1, cwd="/home/dev/a", role="user", provider_type="user"),
+        *message(2, cwd="/home/dev/a", usage={"output_tokens": 5}),
+        *message(3, role="user", provider_subtype="context", **gateway),
+        *message(4, part_type="error", provider_subtype="failed_call", is_error=True, **gateway),
+        *message(5, part_type="usage", provider_subtype="compaction", usage={"output_tokens": 40}, **gateway),
+    )
+
+    totals = found["totals"]
+    assert (totals["sessions"], totals["messages"], totals["parts"], totals["output_tokens"]) == (1, 2, 2, 45)
+    assert [(each["messages"], each["output_tokens"]) for each in found["projects"]] == [(2, 45)]
+
+
 def test_sessions_messages_and_tokens_are_counted_in_total_and_by_day_project_and_model(overview: Overview) -> None:
     found = overview.of(
         *message(1, cwd="/home/dev/a", role="user", model=None),

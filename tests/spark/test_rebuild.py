@@ -10,25 +10,30 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hypaware import faults
-from hypaware.config import Config
+from hypaware.config import Config, SinkConfig
 from hypaware.engine.session import EngineSession
 from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.iceberg import metadata
+from hypaware.iceberg.metadata import TableMetadata
 from hypaware.lake import schema
 from hypaware.lake.flush import Flusher, FlushReport
 from hypaware.lake.spark_table import SparkLake
 from hypaware.maintain import rebuild
 from hypaware.maintain.context import MaintenanceContext
 from hypaware.maintain.context import MaintenanceReport as Kept
-from hypaware.maintain.rebuild import NEXT_NAMESPACE, table_folders
+from hypaware.maintain.inventory import table_folders
+from hypaware.maintain.rebuild import NEXT_NAMESPACE
 from hypaware.model import datasets
-from hypaware.model.datasets import SEQ, Dataset
-from hypaware.state import flushes
+from hypaware.model.datasets import ROW_ID, SEQ, SOURCE, Dataset
+from hypaware.state import flushes, streams
 from hypaware.state.home_opener import OpenHome, open_home
+from hypaware.state.streams import StreamKey
 from tests.support.light_home import append
 from tests.support.light_lake import read_lake
 from tests.support.rows import rows
@@ -74,9 +79,9 @@ def flush(session: EngineSession, opened: OpenHome) -> FlushReport:
 
 def rebuild_table(session: EngineSession, opened: OpenHome, **how: Any) -> Kept:
     lake = SparkLake(opened.home, session.spark, opened.identity, lambda: None)
-    report = Kept(DATASET)
+    report, config = Kept(DATASET), how.pop("config", Config())
     rebuild.rebuild_dataset(
-        MaintenanceContext(opened.home, Config(), opened.store, lake, datasets.get(DATASET), datetime.now(UTC), **how),
+        MaintenanceContext(opened.home, config, opened.store, lake, datasets.get(DATASET), datetime.now(UTC), **how),
         report,
     )
     return report
@@ -140,10 +145,28 @@ def test_an_unreadable_file_is_set_aside_and_other_rows_are_kept(
     assert [damaged_file.name in entry for entry in report.set_aside] == [True]
     set_aside = list((opened.home.lake / "set-aside").rglob(damaged_file.name))
     assert len(set_aside) == (0 if how == "missing" else 1)
-    # The lost rows may be imported again, under new sequences.
+    # The lost rows may be imported again, under their sequences, so that no sink receives them again.
     append(opened.home, rows(6))
     assert flush(engine_session, opened).rows.written == len(lost)
-    assert by_seq(opened)[-1][SEQ] > before[-1][SEQ]
+    assert [(row[SEQ], row["part_id"]) for row in by_seq(opened)] == [(row[SEQ], row["part_id"]) for row in before]
+    append(opened.home, rows(6))
+    assert flush(engine_session, opened).rows.duplicate == 6
+
+
+def test_lost_rows_that_a_sink_has_not_received_come_back_as_new_rows(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset
+) -> None:
+    before = by_seq(opened)
+    undelivered = next(path for path in live(opened) if path.name.startswith(before[-1]["_hyp_cache_batch_id"]))
+    undelivered.unlink()
+    sink, key = SinkConfig("blob", "* * * * *", (DATASET,), {}), StreamKey("archive", DATASET, "claude")
+    with opened.store.transaction() as connection:
+        streams.create_stream(connection, key, "blob:/a/folder")
+        streams.raise_watermark(connection, key, before[1][SEQ])
+    rebuild_table(engine_session, opened, config=Config(sinks={"archive": sink}))
+    append(opened.home, rows(6))
+    assert flush(engine_session, opened).rows.written == 2
+    assert [row[SEQ] > before[-1][SEQ] for row in by_seq(opened)] == [False] * 4 + [True] * 2
 
 
 @pytest.mark.parametrize("damaged", ["metadata", "manifest", "catalog"])
@@ -206,6 +229,160 @@ def test_a_stopped_rebuild_leaves_the_old_table_or_the_new_one(
     assert [row[SEQ] for row in by_seq(opened)][:6] == [row[SEQ] for row in before]
     assert len(by_seq(opened)) == 7
     assert metadata.find_table(opened.home, DATASET, NEXT_NAMESPACE) is None
+
+
+def add_rows_without_sequence(session: EngineSession, opened: OpenHome, count: int, first_line: int = 0) -> None:
+    """Copy rows under new keys and without internal columns, as another Iceberg program may write them."""
+    table = schema.full_table_name(DATASET)
+    public = [column.name for column in datasets.get(DATASET).columns]
+    chosen = ", ".join(f"concat({name}, '-copy-{first_line}')" if name == "part_id" else name for name in public)
+    session.spark.sql(
+        f"INSERT INTO {table} ({', '.join(public)}) SELECT {chosen} FROM {table} ORDER BY part_id LIMIT {count}"
+    )
+
+
+@pytest.mark.hazard(98)
+def test_rows_without_a_sequence_get_one_and_are_not_lost(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset
+) -> None:
+    before, floor = by_seq(opened), int(properties(opened)[metadata.FLOOR_PROPERTY])
+    add_rows_without_sequence(engine_session, opened, 3)
+    report = rebuild_table(engine_session, opened)
+    after = by_seq(opened)
+    assert after[:6] == before, "numbered rows are unchanged"
+    assert [row[SEQ] for row in after[6:]] == [floor + 1, floor + 2, floor + 3]
+    assert all(row[ROW_ID] and row[SOURCE] for row in after), "the missing internal columns are filled in"
+    assert "gave 3 rows without a sequence a new one" in report.as_json()["reason"]
+    with opened.store.reading() as connection:
+        assert flushes.highest_recorded_sequence(connection, DATASET) == floor + 3, "deliveries find the rows"
+        assert not flushes.unfinished_flushes(connection)
+        assert flushes.next_sequence(connection) > floor + 3
+    append(opened.home, rows(1, start=6))
+    flush(engine_session, opened)
+    assert by_seq(opened)[-1][SEQ] > floor + 3
+
+
+@pytest.mark.hazard(98)
+@pytest.mark.parametrize("point", ["number.after-reserve", "rebuild.after-fill", "rebuild.after-swap"])
+def test_rows_are_numbered_once_if_the_rebuild_is_killed(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_rows_without_sequence(engine_session, opened, 2)
+    _stop_at(monkeypatch, f"maintain.{point}")
+    with pytest.raises(_Stopped):
+        rebuild_table(engine_session, opened)
+    monkeypatch.undo()
+    append(opened.home, rows(1, start=6))
+    flush(engine_session, opened)
+    rebuild_table(engine_session, opened)
+    found = by_seq(opened)
+    assert len({row["part_id"] for row in found}) == len(found) == 9
+    assert len({row[SEQ] for row in found}) == 9
+    with opened.store.reading() as connection:
+        high_water = flushes.load_high_water(connection, DATASET)[DATASET]
+        assert not flushes.unfinished_flushes(connection)
+    for source in {row[SOURCE] for row in found}:
+        assert high_water[source] == max(row[SEQ] for row in found if row[SOURCE] == source)
+
+
+@pytest.mark.hazard(98)
+def test_rows_of_an_earlier_generation_are_not_numbered_again(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset
+) -> None:
+    """The directory of the previous generation still has the rows without a sequence when the metadata is lost."""
+    add_rows_without_sequence(engine_session, opened, 2)
+    rebuild_table(engine_session, opened)
+    before = by_seq(opened)
+    entry = metadata.find_table(opened.home, DATASET)
+    assert entry
+    entry.metadata.write_bytes(b"{")
+    rebuild_table(engine_session, opened)
+    assert by_seq(opened) == before
+
+
+@pytest.mark.hazard(99)
+def test_rows_that_another_program_deleted_stay_deleted(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset
+) -> None:
+    add_rows_without_sequence(engine_session, opened, 2)
+    before = by_seq_or_last(opened)
+    _delete_by_position(engine_session, "part_id IN ({}, {})".format(*(repr(before[at]["part_id"]) for at in (1, -1))))
+    assert metadata.has_delete_files(_table(opened))
+    report = rebuild_table(engine_session, opened)
+    assert [row["part_id"] for row in by_seq(opened)] == [row["part_id"] for row in (before[0], *before[2:-1])]
+    assert "left out 2 rows that another program had deleted" in report.as_json()["reason"]
+    assert not metadata.has_delete_files(_table(opened))
+
+
+@pytest.mark.hazard(99)
+def test_a_rebuild_without_metadata_is_refused_if_another_program_deleted_rows(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset
+) -> None:
+    part_id = by_seq(opened)[0]["part_id"]
+    _delete_by_position(engine_session, f"part_id = '{part_id}'")
+    _table(opened).path.write_bytes(b"{")
+    with pytest.raises(LakeError, match="unknown which rows another program has deleted"):
+        rebuild_table(engine_session, opened)
+
+
+@pytest.mark.hazard(99)
+def test_deletes_by_value_are_refused_with_words(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset, tmp_path: Path
+) -> None:
+    before = by_seq(opened)
+    lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
+    iceberg = lake.table(dataset).iceberg
+    part_id = iceberg.schema().findField("part_id").fieldId()
+    field = pa.field("part_id", pa.string(), metadata={"PARQUET:field_id": str(part_id)})
+    path = tmp_path / "by-value.parquet"
+    pq.write_table(pa.table([[before[0]["part_id"]]], schema=pa.schema([field])), path)
+    jvm: Any = engine_session.spark._jvm
+    scan = iceberg.newScan().planFiles().iterator()
+    first = scan.next().file()
+    scan.close()
+    ids = engine_session.spark.sparkContext._gateway.new_array(jvm.int, 1)
+    ids[0] = part_id
+    builder = jvm.org.apache.iceberg.FileMetadata.deleteFileBuilder(iceberg.spec()).ofEqualityDeletes(ids)
+    builder = builder.withPath(str(path)).withFormat("parquet").withPartition(first.partition()).withRecordCount(1)
+    iceberg.newRowDelta().addDeletes(builder.withFileSizeInBytes(path.stat().st_size).build()).commit()
+    with pytest.raises(LakeError, match="equality deletes"):
+        rebuild_table(engine_session, opened)
+    assert metadata.find_table(opened.home, DATASET, NEXT_NAMESPACE) is None
+
+
+@pytest.mark.hazard(98)
+def test_a_table_that_would_lose_a_row_is_not_swapped_in(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = by_seq(opened)
+    rewrite_files = rebuild._rewrite_files
+
+    def lose_a_file(*arguments: Any) -> Any:
+        results, unreadable = rewrite_files(*arguments)
+        return results[1:], unreadable
+
+    monkeypatch.setattr(rebuild, "_rewrite_files", lose_a_file)
+    with pytest.raises(LakeError, match="the old table stays in place"):
+        rebuild_table(engine_session, opened)
+    assert by_seq(opened) == before
+
+
+def by_seq_or_last(opened: OpenHome) -> list[dict[str, Any]]:
+    return sorted(read_lake(opened.home, DATASET), key=lambda row: (row[SEQ] is None, row[SEQ], row["part_id"]))
+
+
+def _table(opened: OpenHome) -> TableMetadata:
+    entry = metadata.find_table(opened.home, DATASET)
+    assert entry
+    return metadata.read_metadata(entry.metadata)
+
+
+def _delete_by_position(session: EngineSession, where: str) -> None:
+    """Delete rows as another program does that writes delete files instead of rewriting data files."""
+    table = schema.full_table_name(DATASET)
+    session.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
+    # A range of one row group would be deleted as a whole file.
+    session.spark.sql(f"DELETE FROM {table} WHERE {where}")
 
 
 class _Stopped(BaseException):

@@ -17,6 +17,7 @@ from hypaware.engine import class_archive, jars, jvm
 from hypaware.engine.session import EngineSession, open_session
 from hypaware.home import Home, cache_dir
 from tests.support import processes
+from tests.support.unprivileged import run_as_other_user
 
 pytestmark = pytest.mark.spark
 
@@ -92,6 +93,74 @@ def test_the_jvm_listens_only_on_loopback(engine_session: EngineSession) -> None
     ]
 
     assert set(listening) == {"127.0.0.1"}
+
+
+_FETCH_BLOCK = """
+def text(value):
+    return struct.pack(">i", len(value)) + value.encode()
+
+def fetch(port, block):
+    # Spark's transfer protocol: an RpcRequest with OpenBlocks, then a ChunkFetchRequest for the stream that it opened.
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock, sock.makefile("rb") as answers:
+        def answer():
+            (size,) = struct.unpack(">q", answers.read(8))
+            return answers.read(size - 8)
+        body = b"\\x00" + text("app") + text("0") + struct.pack(">i", 1) + text(block)
+        sock.sendall(struct.pack(">qbqi", 21 + len(body), 3, 1, len(body)) + body)
+        opened = answer()
+        if opened[0] != 4:
+            return opened
+        stream, _ = struct.unpack(">qi", opened[-12:])
+        sock.sendall(struct.pack(">qbqi", 21, 0, stream, 0))
+        return answer()
+
+for port in sys.argv[2:]:
+    print(fetch(int(port), sys.argv[1]))
+"""
+_CALL_JAVA = """
+with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=60) as sock, sock.makefile("rb") as answers:
+    sock.sendall(b"c\\nz:java.lang.System\\ngetenv\\ne\\n")
+    print(answers.readline())
+"""
+
+
+@pytest.mark.hazard(108)
+def test_another_user_cannot_read_rows_from_the_ports_of_spark(
+    engine_session: EngineSession, engine_home: Home
+) -> None:
+    word = "PrivateWord"
+    engine_session.spark.range(1).selectExpr(f"concat('{word}', id)").repartition(1).collect()
+    (block,) = [
+        path.with_suffix("").name
+        for path in engine_home.engine.rglob("shuffle_*.data")
+        if word.encode() in path.read_bytes()
+    ]
+    driver = engine_session.jvm.org.apache.spark.SparkEnv.get()
+    transfers, messages = driver.blockManager().blockManagerId().port(), driver.rpcEnv().address().port()
+
+    answers = run_as_other_user(_FETCH_BLOCK, block, str(transfers), str(messages))
+
+    assert word not in answers
+    assert answers.count("Expected SaslMessage, received something else") == 2, answers
+
+
+@pytest.mark.hazard(108)
+def test_another_user_cannot_call_the_jvm(engine_session: EngineSession) -> None:
+    port = engine_session.spark.sparkContext._gateway.gateway_parameters.port
+
+    assert "Authentication error" in run_as_other_user(_CALL_JAVA, str(port))
+
+
+@pytest.mark.hazard(108)
+def test_the_secret_of_spark_is_only_in_the_memory_of_the_jvm(engine_session: EngineSession) -> None:
+    secret = engine_session.jvm.org.apache.spark.SparkEnv.get().securityManager().getSecretKey()
+    jvm_process = psutil.Process(engine_session.jvm_pid)
+
+    assert len(secret) >= 32
+    assert secret not in str(engine_session.spark.sparkContext.getConf().getAll())
+    for process in (jvm_process, *jvm_process.children(recursive=True)):
+        assert secret not in str(process.cmdline())
+        assert secret not in str(process.environ())
 
 
 def test_ctrl_c_does_not_reach_the_jvm(engine_session: EngineSession) -> None:

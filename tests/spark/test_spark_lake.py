@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from hypaware.model.columns import Column, ColumnType
 from hypaware.model.datasets import SEQ, Dataset
 from hypaware.state import flushes
 from hypaware.state.home_opener import OpenHome, open_home
+from tests.support.commit_clock import date_last_commit
 from tests.support.light_home import append
 from tests.support.light_lake import read_lake
 from tests.support.rows import rows
@@ -97,6 +100,26 @@ def test_reads_after_a_sequence_are_ordered_paged_and_pruned(
     assert found.column(SEQ).to_pylist() == list(range(highest - 14, highest - 4))
     assert found.column_names == [SEQ, *(column.name for column in dataset.columns)]
     assert read.read_rows(engine_session.spark, read.ReadRange(DATASET, "codex", 0)).num_rows == 0
+
+
+@pytest.mark.hazard(103)
+def test_commits_continue_after_one_under_a_clock_that_was_ahead(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset
+) -> None:
+    """Iceberg refuses a commit that is dated before the last one."""
+    append(opened.home, rows(2))
+    flush(engine_session, opened, dataset)
+    date_last_commit(opened.home, DATASET, datetime.now(UTC) + timedelta(hours=5))
+    append(opened.home, rows(2, start=2))
+    assert flush(engine_session, opened, dataset).rows.written == 2
+    entry = metadata.find_table(opened.home, DATASET)
+    assert entry
+    times = [snapshot.at for snapshot in metadata.read_metadata(entry.metadata).snapshots]
+    assert times == sorted(times)
+    assert times[-1] <= time.time()
+    append(opened.home, rows(1, start=4))
+    assert flush(engine_session, opened, dataset).rows.written == 1
+    assert len(read_lake(opened.home, DATASET)) == 5
 
 
 @pytest.mark.hazard(23)

@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from backports import zstd
+
 from tests.support.upstream_stub import JSON, ReceivedRequest, StubResponse, document, events
 
 COMMAND = "echo words of the tool"
@@ -24,6 +26,8 @@ class Script:
 
     def answer(self, seen: ReceivedRequest) -> StubResponse:
         path = seen.target.partition("?")[0]
+        if seen.header("upgrade"):
+            return document({"error": {"message": "no WebSocket"}}, 426, "Upgrade Required")
         if seen.method == "HEAD":
             return StubResponse(headers=JSON, framing="none")
         if path.endswith("/count_tokens"):
@@ -31,9 +35,9 @@ class Script:
         if path.endswith("/models"):
             return document({"data": [], "models": [], "has_more": False})
         if path.endswith("/v1/messages"):
-            return self._claude(json.loads(seen.body))
+            return self._claude(_document(seen))
         if path.endswith("/responses"):
-            return self._codex(json.loads(seen.body))
+            return self._codex(_document(seen))
         return document({"error": {"type": "not_found_error", "message": f"no {path}"}}, 404, "Not Found")
 
     def _claude(self, body: dict[str, Any]) -> StubResponse:
@@ -98,6 +102,11 @@ class Script:
 
     def _id(self) -> str:
         return f"{next(self._numbers):024d}"
+
+
+def _document(seen: ReceivedRequest) -> dict[str, Any]:
+    body = zstd.decompress(seen.body) if seen.header("content-encoding") == "zstd" else seen.body
+    return dict(json.loads(body))
 
 
 def _asks(message: dict[str, Any]) -> bool:

@@ -71,6 +71,8 @@ def wait(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
             time.sleep(0.005)
     except errors.Cancelled:
         Path(args["cancelled"]).touch()
+        if kept := args.get("kept"):
+            raise errors.Cancelled(kept) from None
         raise
     return {"waited": True, "pid": os.getpid()}
 

@@ -137,6 +137,11 @@ class LightTable:
                     append.append_data_file(self._data_file(file))
             transaction.set_properties({FLOOR_PROPERTY: str(flush.last)})
 
+    def append(self, file: BuiltFile) -> None:
+        """Add a file as another program does that knows nothing of floors and flushes."""
+        with self._table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
+            append.append_data_file(self._data_file(file))
+
     def replace_files(self, change: TableChange) -> None:
         live = {task.file.file_path: task.file for task in self._table.scan().plan_files()}
         if any(file.location not in live for file in change.removed):

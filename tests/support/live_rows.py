@@ -26,6 +26,14 @@ class Part:
         at = _BEGIN + timedelta(minutes=self.number, seconds=5, days=3 if late else 0)
         return {**self._row(f"live-{self.number}", at), "attributes": {"gateway": gateway}, **columns}
 
+    def shown(self, *, late: bool = False, **columns: Any) -> dict[str, Any]:
+        """Return the live row of a client that sends its ids; `late` if only the history of a request has it."""
+        gateway: dict[str, Any] = {"source": "live", "exchange_id": "e2"}
+        if late:
+            gateway["time_source"] = "request"
+        at = _BEGIN + timedelta(minutes=self.number, seconds=5, days=3 if late else 0)
+        return {**self._row(self.native_id, at), "attributes": {"gateway": gateway}, **columns}
+
     def native(self, **columns: Any) -> dict[str, Any]:
         at = _BEGIN + timedelta(minutes=self.number)
         facts = {"cwd": self.cwd, "git_branch": "main", "provider_uuid": self.native_id}

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from hypaware.home import Home
 
@@ -56,6 +57,23 @@ def running(code: str, home: Home, *args: object) -> Iterator[subprocess.Popen[s
             yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def open_umask() -> Iterator[None]:
+    """Let everyone read the files that this process and the processes that it starts create, unless they object."""
+    before = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def read_umask(pid: int) -> int:
+    if not Path("/proc/self/status").exists():
+        pytest.skip("only Linux shows the umask of a process")
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("Umask:")]
+    return int(line.split()[1], 8)
 
 
 def kill(process: subprocess.Popen[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
@@ -91,13 +91,15 @@ class RetentionSite:
                 TableChange("retain", (), properties={metadata.INCARNATION_PROPERTY: opened.identity.incarnation})
             )
 
-    def retain(self, now: datetime = NOW, **options: Any) -> MaintenanceReport:
+    def retain(
+        self, now: datetime = NOW, step: Callable[..., None] = maintain_retention.apply_retention, **options: Any
+    ) -> MaintenanceReport:
         report = MaintenanceReport(DATASET)
         with closing(open_home(self.home).store) as store, closing(LightLake(self.home)) as lake:
             context = MaintenanceContext(
                 self.home, self.config, store, lake, datasets.get(DATASET), now, note=self.notes.append, **options
             )
-            maintain_retention.apply_retention(context, report)
+            step(context, report)
         return report
 
     def messages(self) -> list[str]:

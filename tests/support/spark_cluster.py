@@ -16,15 +16,18 @@ _HOST = "127.0.0.1"
 
 
 @contextmanager
-def cluster(folder: Path, workers: int = 1, cores: int = 2) -> Iterator[str]:
-    """Start a cluster and yield its address when every worker has registered."""
+def cluster(folder: Path, workers: int = 1, cores: int = 2, secret: str = "") -> Iterator[str]:
+    """Start a cluster and yield its address when every worker has registered. With a secret, it authenticates."""
     folder.mkdir()
+    properties = folder / "spark-defaults.conf"
+    properties.write_text(f"spark.authenticate true\nspark.authenticate.secret {secret}\n" if secret else "")
+    settings = ["--properties-file", str(properties)]
     with ExitStack() as running:
-        running.callback(_end, _start(folder / "master.log", "master.Master"))
+        running.callback(_end, _start(folder / "master.log", "master.Master", *settings))
         address = _told(folder / "master.log", r"Starting Spark master at (\S+)")
         logs = [folder / f"worker-{number}.log" for number in range(workers)]
         for log in logs:
-            offer = ["--cores", str(cores), "--memory", "2g", "--work-dir", str(log.with_suffix(""))]
+            offer = ["--cores", str(cores), "--memory", "2g", "--work-dir", str(log.with_suffix("")), *settings]
             running.callback(_end, _start(log, "worker.Worker", *offer, address))
         for log in logs:
             _told(log, r"(Successfully registered) with master")

@@ -38,6 +38,8 @@ import trustme
 from tests.support.processes import PATIENCE
 
 _ROOT = Path(__file__).parents[2]
+PROVIDERS = ("api.anthropic.com", "api.openai.com", "chatgpt.com")
+"""Its certificate is valid for these too."""
 _BLOCK = 1 << 16
 _KEPT = 1 << 20
 
@@ -229,6 +231,10 @@ class UpstreamStub:
         self._folder.cleanup()
 
     @property
+    def port(self) -> int:
+        return self._port
+
+    @property
     def url(self) -> str:
         return f"{'https' if self._tls else 'http'}://localhost:{self._port}"
 
@@ -266,7 +272,7 @@ class UpstreamStub:
         context = None
         if self._tls:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            authority().issue_cert("localhost", "127.0.0.1").configure_cert(context)
+            authority().issue_cert("localhost", "127.0.0.1", *PROVIDERS).configure_cert(context)
         server = await asyncio.start_server(self._connected, "127.0.0.1", self._port, ssl=context, limit=1 << 20)
         self._port = server.sockets[0].getsockname()[1]
         self._ready.set()

@@ -26,6 +26,7 @@ from hypaware.lake.dedupe import ExistingKeys
 from hypaware.lake.parquet import BuiltFile
 from hypaware.lake.prepare import PurgedRows
 from hypaware.lake.row_keys import unpack_keys
+from hypaware.lake.tombstones import PurgeFilter
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset, Row
 from hypaware.model.row_counts import RowCounts
@@ -101,6 +102,11 @@ class _Counted:
         return sum(map(len, self.days.values()))
 
 
+def count_rows(task: BuildTask, purge_filter: PurgeFilter, *, match_native: bool) -> _Counted:
+    """Build the rows of a task, and count them instead of writing them."""
+    return _count_rows(replace(task, purge_filter=purge_filter, match_native=match_native))
+
+
 def _count_rows(task: BuildTask) -> _Counted:
     counter = _RowCounter(datasets.get(task.dataset).time_column)
     built = task.run(counter)
@@ -122,7 +128,8 @@ def _add_to_report(
             raise source.fault
     keyed = (pair for each in built for pair in unpack_keys(each.keys, each.seqs))
     duplicates = existing.duplicates([(key, seq) for key, seq in keyed if seq not in purged.written])
-    settled = existing.settled(built, duplicates | purged.written)
+    settled = existing.settled(built, duplicates, purged.written)
+    duplicates -= settled
     dropped = duplicates | purged.written | settled
     counts = RowCounts(
         written=sum(each.rows for each in counted) - len(dropped),

@@ -25,6 +25,7 @@ from hypaware.home import Home
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.model.row_counts import RowCounts
+from hypaware.text import format_count
 
 if TYPE_CHECKING:
     from hypaware.backfill.tasks import SourceReport
@@ -48,6 +49,8 @@ class ImportReport:
     held: int = 0
     tokens: Counter[str] = field(default_factory=Counter)
     days: set[str] = field(default_factory=set)
+    unsupported: list[str] = field(default_factory=list)
+    """Places with history that the provider cannot import."""
     error: HypError | None = None
     surveys: int = 0
 
@@ -93,6 +96,8 @@ class ImportReport:
         for event in events:
             facts = {key: value for key, value in event.facts.items() if key not in _RESERVED_FACTS}
             telemetry.event(f"backfill.event.{event.name}", **{**facts, **self.facts})
+            if event.name == "unsupported_location":
+                self.unsupported.append(str(event.facts.get("path")))
 
     def as_json(self) -> dict[str, Any]:
         # Names of unknown types come from outside and are not bounded.
@@ -114,6 +119,7 @@ class ImportReport:
             "files": self.files,
             "files_skipped": dict(sorted(self.files_skipped.items())),
             "held_back": self.held,
+            "unsupported_locations": self.unsupported,
             "summary": {
                 "sessions": len(self.sessions),
                 "rows": self.rows.written,
@@ -147,6 +153,15 @@ def run_providers(request: ImportArguments, work: ImportWork, *, dry_run: bool) 
             for report in reports:
                 _run_provider(report, work)
             status = "failed" if any(report.error for report in reports) else "ok"
+        except Cancelled:
+            rows = sum(report.rows.written for report in reports)
+            sessions = len(set[str]().union(*(report.sessions for report in reports)))
+            raise Cancelled(
+                f"cancelled; {format_count(rows, 'row')} of {format_count(sessions, 'session')} were committed and are "
+                "kept. Run hyp backfill again to continue"
+                if rows
+                else "cancelled; nothing was committed yet. Run hyp backfill again to start over"
+            ) from None
         finally:
             span.status(status)
             telemetry.event(

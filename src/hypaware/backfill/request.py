@@ -29,7 +29,9 @@ from hypaware.model.columns import format_timestamp, preview
 from hypaware.model.datasets import Dataset, Row
 from hypaware.model.privacy_class import PrivacyClass
 from hypaware.privacy import policy
+from hypaware.privacy.marker_key import load_marker_key
 from hypaware.privacy.policy import IGNORED_BY_SESSION, PrivacyPolicy
+from hypaware.privacy.redact import Redaction, redact_row, redact_text
 from hypaware.state.flushes import SourceCheckpoint
 from hypaware.text import did_you_mean
 
@@ -213,10 +215,13 @@ class ImportPolicy:
     redaction: RedactionConfig = field(default_factory=RedactionConfig)
     remembers: bool = False
     """Whether the policies of folders are recorded; a dry run does not."""
+    marker_key: bytes = b""
+    """Loaded before the tasks start, because they may run on a machine that cannot see the home."""
 
     @classmethod
     def from_config(cls, home: Home, config: Config, *, remembers: bool = True) -> ImportPolicy:
-        return cls(home, config.privacy, config.redaction, remembers)
+        key = load_marker_key(home, is_dry_run=not remembers) if config.redaction.kept else b""
+        return cls(home, config.privacy, config.redaction, remembers, key)
 
     def drop_stale(self, checkpoints: Mapping[str, SourceCheckpoint]) -> dict[str, SourceCheckpoint]:
         """Return the checkpoints without those of sources whose ignored rows may be imported now."""
@@ -229,7 +234,8 @@ class ImportPolicy:
 
     def row_filter(self) -> ImportFilter:
         privacy = PrivacyPolicy.from_config(self.home, self.privacy, remember=self.remembers) if self.home else None
-        return ImportFilter(privacy, self.redaction.kept, frozenset(self.redaction.rules_off))
+        redaction = Redaction(self.marker_key, frozenset(self.redaction.rules_off)) if self.redaction.kept else None
+        return ImportFilter(privacy, redaction)
 
 
 UNRESTRICTED = ImportPolicy()
@@ -240,8 +246,7 @@ class ImportFilter:
     """Decides which rows are imported, and redacts them. Remembers every decision."""
 
     privacy: PrivacyPolicy | None
-    redacts: bool = False
-    rules_off: frozenset[str] = frozenset()
+    redaction: Redaction | None = None
     reasons: dict[FolderAndSession, str | None] = field(default_factory=dict)
 
     def list_ignored(self, earlier: tuple[FolderAndSession, ...]) -> tuple[FolderAndSession, ...]:
@@ -262,13 +267,9 @@ class ImportFilter:
             return reason
 
     def redact(self, dataset: Dataset, row: Row) -> Row:
-        from hypaware.privacy.redact import redact_row
-
-        return redact_row(dataset, row, self.rules_off)[0]
+        return redact_row(dataset, row, self.redaction)[0] if self.redaction else row
 
     def redact_text(self, text: bytes) -> bytes:
-        if not self.redacts:
+        if self.redaction is None:
             return text
-        from hypaware.privacy.redact import redact_text
-
-        return redact_text(text.decode("utf-8", "replace"), self.rules_off)[0].encode()
+        return redact_text(text.decode("utf-8", "replace"), self.redaction)[0].encode()

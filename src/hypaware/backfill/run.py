@@ -21,7 +21,8 @@ from hypaware.engine.jobs import JobContext
 from hypaware.errors import HypError
 from hypaware.lake import commit, health, jobs
 from hypaware.lake.locks import commit_lock
-from hypaware.lake.prepare import PoisonRows, prepare_flush
+from hypaware.lake.poison import PoisonRows
+from hypaware.lake.prepare import prepare_flush
 from hypaware.lake.spark_table import SparkLake, trim_snapshots
 from hypaware.lake.table import OpenTable
 from hypaware.model.datasets import Dataset

@@ -222,7 +222,7 @@ class SourcePiece:
                     continue
                 if counts:
                     report.totals.add(seq, counts)
-                yield seq, row_filter.redact(dataset, row) if row_filter.redacts else row
+                yield seq, row_filter.redact(dataset, row)
         except InvalidItem as reason:
             raise ProviderFault("invalid_yield", f"an item of kind {item.kind}: {reason}") from None
 

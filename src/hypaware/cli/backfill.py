@@ -264,6 +264,8 @@ def skipped_lines(each: ProviderReport) -> Iterator[str]:
         yield f"{format_count(sum(skipped.values()), 'file')} not read: {_reason_counts(skipped)}"
     if held := each.get("held_back"):
         yield f"{format_count(held, 'message')} held back: still being written, left for the next import"
+    if places := each.get("unsupported_locations"):
+        yield f"history in places that cannot be imported: {', '.join(places)}"
 
 
 def warn_about_provider(each: ProviderReport, home: Home, dry: bool) -> None:

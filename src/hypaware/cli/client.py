@@ -1,7 +1,7 @@
 """`hyp client`: attach clients to the gateway, detach them, and show their state.
 
-`hyp hook` is the command that `hyp client attach` adds to a client's hooks. It prints nothing and always succeeds,
-because it runs while the user works in the client.
+`hyp hook` is the command that a client's hook runs while no daemon does, see `clients.session_hook`. It prints nothing
+and always succeeds, because it runs while the user works in the client.
 """
 
 from __future__ import annotations
@@ -48,12 +48,15 @@ def attach(name: str | None, dry_run: bool) -> None:
     """Send the requests of NAME through the gateway.
 
     Without NAME, attach every installed client that the config does not disable. Only the client's own settings change,
-    so sessions that are already running are not affected. While the daemon is not running, requests still reach the
-    provider, unrecorded.
+    so sessions that are already running are not affected. Claude Code also gets two hooks, which report the folder of a
+    session (see docs/live.md). While the daemon is not running, requests still reach the
+    provider, unrecorded. After a reboot they do not, until something opens the gateway's address: the daemon, if it
+    starts with every login (`hyp daemon install`), any hyp command, or a prompt in Claude Code.
     """
     from hypaware import config
     from hypaware.backfill.request import is_enabled
     from hypaware.clients.attach import attach_client
+    from hypaware.daemon import lifecycle
     from hypaware.gateway import handover
     from hypaware.gateway.attach_status import probe_gateway
     from hypaware.gateway.handover import gateway_unreachable, gateway_url
@@ -87,11 +90,16 @@ def attach(name: str | None, dry_run: bool) -> None:
     recorded = daemon_process.running_daemon(home) is not None
     if recorded and not dry_run:
         handover.wait_for_fallback(home)
-    notice = None
+    notices = []
     if done and not dry_run and not recorded:
-        notice = "the daemon is not running: requests are not recorded until you start it (hyp daemon start)"
+        notices.append("the daemon is not running: requests are not recorded until you start it (hyp daemon start)")
+    if done and not dry_run and lifecycle.find_installed_service(home) is None:
+        notices.append(
+            "the daemon does not start with this machine: after a reboot, an attached client cannot reach its provider "
+            "until the next hyp command, or the next prompt in Claude Code. To prevent that: hyp daemon install"
+        )
     words = ("is attached to the gateway at {base_url}", "is already attached")
-    _finish(done, failed, dry_run, words, notice)
+    _finish(done, failed, dry_run, words, notices)
 
 
 @client.command("detach", examples=["hyp client detach claude", "hyp client detach --dry-run"])
@@ -102,17 +110,28 @@ def detach(name: str | None, dry_run: bool) -> None:
     """Restore the settings of NAME, so that it calls its provider directly.
 
     Without NAME, detach every client. Only the changes made by `hyp client attach` are undone; your own later changes
-    stay.
+    stay. Sessions that are already running still call the gateway: its address stays open until an hour after their
+    last request.
     """
-    from hypaware.clients.attach import detach_client
+    from hypaware.clients.attach import detach_client, read_record
+    from hypaware.gateway import handover
+    from hypaware.home import daemon_process, locks
 
     home = Home.from_environment()
     environment = _environment()
-    done, failed = _run_each(
-        _select(name, environment, include_absent=True),
-        lambda each: detach_client(home, each, environment, dry_run=dry_run),
-    )
-    _finish(done, failed, dry_run, ("is detached", "was not attached"))
+    selected = _select(name, environment, include_absent=True)
+    records = {each.name: read_record(home, each.name) for each in selected}
+    done, failed = _run_each(selected, lambda each: detach_client(home, each, environment, dry_run=dry_run))
+    called = [records[each.client] for each in done if each.changed]
+    addresses = dict.fromkeys(record.base_url.split("/")[2] for record in called if record)
+    pid = None if daemon_process.running_daemon(home) else locks.lock_holder(handover.fallback_lock_path(home))
+    notices = [
+        f"sessions that are already running still call {address}; it stays open until an hour after their last request"
+        + (f" (to close it now: kill {pid})" if pid else "")
+        for address in addresses
+        if not dry_run and _is_open(address)
+    ]
+    _finish(done, failed, dry_run, ("is detached", "was not attached"), notices)
 
 
 @client.command("status", examples=["hyp client status", "hyp client status claude --json"])
@@ -187,7 +206,7 @@ def _environment() -> Environment:
 
 
 def _finish(
-    done: list[AttachResult], failed: list[_Failed], dry_run: bool, words: tuple[str, str], notice: str | None = None
+    done: list[AttachResult], failed: list[_Failed], dry_run: bool, words: tuple[str, str], notices: list[str]
 ) -> None:
     """Print the outcomes and raise the failures. `words` describes a changed and an unchanged client."""
     for each in () if output.wants_json() else done:
@@ -201,7 +220,7 @@ def _finish(
             output.note(f"{each.client}: the gateway forwards to the address it called before, {each.upstream}")
         for note in each.notes:
             output.warn(f"{each.client}: {note}")
-    if notice:
+    for notice in notices:
         output.note(notice)
     if len(failed) == 1 and not done:
         raise failed[0][1]
@@ -229,22 +248,46 @@ def hook(client: str) -> None:
         event = json.loads(sys.stdin.buffer.read(_MAX_EVENT_BYTES))
         home = Home.from_environment()
         with suppress(Exception):
-            _start_fallback(home, client)
+            reopen_addresses(home)
         session_hook.record_context(home, client, event)
 
 
-def _start_fallback(home: Home, client: str) -> None:
-    """Start the gateway's fallback if nothing listens at the address of the client, as after a reboot."""
+def reopen_addresses(home: Home) -> list[str]:
+    """Start the gateway's fallback if nothing listens at the address of an attached client, as after a reboot.
+
+    Return a message for each client whose address was closed. Runs before every command, so it costs little.
+    """
+    messages = []
+    for record in sorted((home.root / "clients").glob("*/attach.json")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            attached = json.loads(record.read_bytes())
+            name, base_url = attached["client"], attached["base_url"]
+            address = base_url.split("/")[2]
+            if _is_open(address) or base_url not in Path(attached["path"]).read_text():
+                continue
+            from hypaware.gateway import handover
+
+            with suppress(OSError):
+                handover.start_fallback(home, address)
+            if _is_open(address):
+                messages.append(
+                    f"{name}: nothing listened at {address}, which it calls. Its requests reach the provider again, "
+                    "but are not recorded: hyp daemon start (with every login: hyp daemon install)"
+                )
+            else:
+                messages.append(
+                    f"{name}: nothing listens at {address}, which it calls, so it does not work: hyp daemon start, or "
+                    f"hyp client detach {name} (see {handover.fallback_log_path(home)})"
+                )
+    return messages
+
+
+def _is_open(address: str) -> bool:
     import socket
 
-    record = home.root / "clients" / client / "attach.json"
-    if not record.is_file():
-        return
-    address = json.loads(record.read_bytes())["base_url"].split("/")[2]
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=0.2).close()
     except OSError:
-        from hypaware.gateway import handover
-
-        handover.start_fallback(home, address)
+        return False
+    return True

@@ -80,6 +80,7 @@ def export(sinks: tuple[str, ...], dry_run: bool, max_wait: str) -> None:
         letters = dead_letter_rows.list_letters(opened.store) if opened else []
     if count := sum(letter.key.sink in chosen for letter in letters):
         output.note(f"{format_count(count, 'dead letter')} to replay or drop: hyp export dead-letters list")
+    _warn_about_unnumbered_rows(home, config, chosen)
     if incomplete := [sink for sink in report["sinks"] if sink["status"] != "ok"]:
         raise output.PartialFailure(
             "not everything was delivered: " + ", ".join(f"{sink['sink']} ({sink['status']})" for sink in incomplete),
@@ -113,6 +114,7 @@ def status() -> None:
     for stream in streams:
         for line in _problems(stream, now):
             output.emit(f"{stream['sink']}: {stream['dataset']} of {stream['source']}: {line}")
+    _warn_about_unnumbered_rows(home, config, list(config.sinks))
     if not config.sinks:
         output.note(_NO_SINK)
     elif daemon_process.running_daemon(home) is None:
@@ -126,7 +128,8 @@ def status() -> None:
 def adopt(sink: str, yes: bool) -> None:
     """Continue delivering to the new destination of SINK, without sending delivered rows again.
 
-    If the delivery record was lost, every row that existed at that moment is treated as delivered.
+    If the delivery record was lost, every row that existed at that moment is treated as delivered. If the home was
+    rolled back or copied, the rows that may have arrived are.
     """
     from hypaware.export import stream_destination
 
@@ -139,10 +142,16 @@ def adopt(sink: str, yes: bool) -> None:
 @yes_option
 @json_option
 def resend(sink: str, yes: bool) -> None:
-    """Send every row of the lake to the new destination of SINK, except rows that it already has."""
+    """Send every row of the lake to the new destination of SINK, except rows that it already has.
+
+    If SINK is held because the home was rolled back or copied, only the rows that may have arrived are sent.
+    """
     from hypaware.export import stream_destination
 
-    what = f"{sink} sends every row of the lake to the destination in the config, and drops its dead letters."
+    what = (
+        f"{sink} sends every row of the lake to the destination in the config, and drops its dead letters. If it is "
+        "held because the home was rolled back or copied, it sends the rows that may have arrived instead."
+    )
     _rebind(stream_destination.resend, sink, what, yes)
 
 
@@ -159,6 +168,17 @@ def _plan_delivery(home: Home, config: Config, chosen: Sequence[str]) -> dict[st
             output.note(f"{dataset} has rows in the spool; a real run commits them first and delivers them too")
     with open_existing_home(home) as opened:
         return dry_run_report(home, config, opened.store if opened else None, chosen, datetime.now(UTC))
+
+
+def _warn_about_unnumbered_rows(home: Home, config: Config, sinks: Sequence[str]) -> None:
+    from hypaware.lake.health import count_unnumbered_rows
+
+    for dataset in sorted({dataset for sink in sinks for dataset in config.sinks[sink].datasets}):
+        if rows := sum(count_unnumbered_rows(home, dataset).values()):
+            output.warn(
+                f"{format_count(rows, 'row')} of {dataset} that another program added without a sequence "
+                f"{'is' if rows == 1 else 'are'} not delivered. To number them: hyp verify --repair"
+            )
 
 
 def _repairs(sink: Mapping[str, Any]) -> list[str]:

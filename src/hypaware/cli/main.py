@@ -53,7 +53,7 @@ TABLE = (
     "hyp",
     cls=RootGroup,
     table=TABLE,
-    examples=['hyp query sql "SELECT count(*) FROM ai_gateway_messages"', "hyp COMMAND --help"],
+    examples=['hyp query sql "SELECT count(DISTINCT session_id) FROM ai_gateway_messages"', "hyp COMMAND --help"],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="hyp", message="%(prog)s %(version)s")
@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None, root: click.Group = hyp) -> int
         try:
             telemetry.configure(Home.from_environment().telemetry)
             with root.make_context("hyp", args) as context:
+                _reopen_addresses(args)
                 result = root.invoke(context)
             code = result if isinstance(result, int) else 0
         except click.exceptions.Exit as stop:
@@ -97,6 +98,18 @@ def main(arguments: Sequence[str] | None = None, root: click.Group = hyp) -> int
             os.dup2(null, stream.fileno())
         os.close(null)
         return 1
+
+
+def _reopen_addresses(args: Sequence[str]) -> None:
+    """Let an attached client that calls a closed address work again, whatever command is run."""
+    home = Home.from_environment()
+    if args[:1] in (["hook"], ["daemon"], ["server"]) or args[:2] == ["client", "detach"]:
+        return  # they open the address themselves, or it is not needed any more
+    if any((home.root / "clients").glob("*/attach.json")) and not home.backup_note.exists():
+        from hypaware.cli.client import reopen_addresses
+
+        for message in reopen_addresses(home):
+            output.warn(message)
 
 
 def _reader_is_gone() -> bool:

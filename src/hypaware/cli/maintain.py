@@ -16,7 +16,7 @@ from hypaware.cli.command import Command, json_option, parse_duration, yes_optio
 from hypaware.cli.jobs import open_existing_home, open_progress, run_job
 from hypaware.config import Config
 from hypaware.config import load as load_config
-from hypaware.errors import HypError, UsageError
+from hypaware.errors import UsageError
 from hypaware.home import Home
 from hypaware.text import format_size
 
@@ -40,6 +40,11 @@ _MAX_SHOWN_PARTITIONS = 20
 @click.option("--compact-only", is_flag=True, help="Merge small files into larger ones, and do nothing else.")
 @click.option("--expire-only", is_flag=True, help="Drop expired days, free their disk space, and do nothing else.")
 @click.option("--rebuild", is_flag=True, help="Rewrite the whole table, to repair a damaged one.")
+@click.option(
+    "--readmit",
+    is_flag=True,
+    help="Let hyp backfill restore days that retention dropped although the configured period keeps them.",
+)
 @click.option("--budget", metavar="DURATION", help="Start no new work after this time; the next run does the rest.")
 @json_option
 def maintain(
@@ -49,6 +54,7 @@ def maintain(
     compact_only: bool,
     expire_only: bool,
     rebuild: bool,
+    readmit: bool,
     budget: str | None,
 ) -> None:
     """Compact the lake, apply retention and expire old snapshots, of DATASET or of all datasets.
@@ -57,13 +63,14 @@ def maintain(
     retention are dropped only after every configured sink has received them. If nothing is due, no engine is started.
     """
 
-    if sum((compact_only, expire_only, rebuild)) > 1:
-        raise UsageError("--compact-only, --expire-only and --rebuild cannot be combined")
+    if sum((compact_only, expire_only, rebuild, readmit)) > 1:
+        raise UsageError("--compact-only, --expire-only, --rebuild and --readmit cannot be combined")
     args = {
         "dataset": dataset,
         "force": force,
         "only": "compact" if compact_only else "expire" if expire_only else None,
         "rebuild": rebuild,
+        "readmit": readmit,
         "budget": None if budget is None else parse_duration("--budget", budget),
     }
     home = Home.from_environment()
@@ -91,16 +98,17 @@ def _run(home: Home, config: Config, args: dict[str, Any], dry_run: bool, now: d
     present = {entry.name for entry in metadata.list_tables(home)}
     selected = [each for each in named if each.name in present]
     if rebuild:
-        from hypaware.maintain.rebuild import table_folders
+        from hypaware.maintain.inventory import table_folders
 
         # For a rebuild, data files are enough.
         selected = [each for each in named if each.name in present or table_folders(home, each.name)]
     with open_existing_home(home) as opened:
-        if not rebuild:
-            health.check_tables(home, [args["dataset"]] if args["dataset"] else None)
+        if not rebuild and args["dataset"]:
+            # Without a name, the report has the errors of damaged tables, and the others are maintained.
+            health.check_tables(home, [args["dataset"]])
         if opened is None or not selected:
             return {"datasets": []}
-        if not (args["force"] or rebuild):
+        if not (args["force"] or rebuild or args["readmit"]):
             from hypaware.maintain.task import find_due_datasets, idle_report
 
             if not {each.name for each in selected} & set(find_due_datasets(home, config, opened.store, now, only)):
@@ -193,9 +201,7 @@ def backup(folder: Path) -> None:
 
     home, to = Home.from_environment(), folder.expanduser().resolve()
     backup_folder.refuse_existing(to)
-    if not home.root.is_dir():
-        raise HypError(f"no home at {home.root}", kind="no_home")
-    read_identity(home)
+    read_identity(home, make=False)
     report = None
     if not metadata.list_tables(home):
         with open_progress() as bar:

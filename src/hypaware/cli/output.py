@@ -21,6 +21,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -38,6 +39,8 @@ from hypaware.text import escape, escape_cell, escape_json
 
 # Width of a table that is not printed on a terminal: no value is truncated.
 _UNBOUNDED = 1_000_000
+_GAP = 3
+"""Characters between two columns of a table."""
 _LOG_LIMIT = 1 << 20
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Problems of permissions and file systems: not errors of the program.
@@ -106,31 +109,49 @@ def write_bytes(chunk: bytes) -> None:
 
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table as wide as the terminal, or as its values. Numbers are right-aligned, None is a dash."""
+    sys.stdout.write(format_table(columns, rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+
+
+def format_table(columns: Sequence[str], rows: Iterable[Sequence[object]], width: int | None) -> str:
+    """Return a table that breaks lines between words only; if there is no room for the words, one block per row."""
     from rich import box
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    cells = [list(row) for row in rows]
+    values = [list(row) for row in rows]
+    cells = [[_cell(value) for value in row] for row in values]
+    texts = [[column, *(row[at] for row in cells)] for at, column in enumerate(columns)]
+    widths = [max(map(cell_len, column)) for column in texts]
+    least = [max((cell_len(word) for text in column for word in text.split()), default=1) for column in texts]
+    room = _UNBOUNDED if width is None else width - _GAP * (len(columns) - 1)
+    if sum(least) > room:
+        return "\n".join("".join(_field_lines(dict(zip(columns, row, strict=True)))) for row in values)
+    while sum(widths) > room:
+        widest = max(range(len(widths)), key=lambda at: widths[at] - least[at])
+        widths[widest] -= 1
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for index, column in enumerate(columns):
-        values = [row[index] for row in cells if row[index] is not None]
-        numeric = bool(values) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for at, column in enumerate(columns):
+        known = [row[at] for row in values if row[at] is not None]
+        numeric = bool(known) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
+        table.add_column(column, justify="right" if numeric else "left", width=widths[at])
     for row in cells:
-        table.add_row(*(Text(_cell(value)) for value in row))
-    width = None if sys.stdout.isatty() else _UNBOUNDED
-    console = Console(file=sys.stdout, width=width, highlight=False)
+        table.add_row(*map(Text, row))
+    console = Console(width=_UNBOUNDED, highlight=False, color_system=None)
     with console.capture() as captured:
         console.print(table)
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def emit_fields(fields: Mapping[str, object]) -> None:
     """Print one line per field: its name and its value."""
+    sys.stdout.writelines(_field_lines(fields))
+
+
+def _field_lines(fields: Mapping[str, object]) -> list[str]:
     widest = max((len(name) for name in fields), default=0)
-    for name, value in fields.items():
-        emit(f"{name:<{widest}}  {_cell(value)}")
+    return [escape(f"{name:<{widest}}  {_cell(value)}".rstrip()) + "\n" for name, value in fields.items()]
 
 
 def emit_result(document: Mapping[str, object], text: str | None = None) -> None:
@@ -204,7 +225,10 @@ def show_error(error: BaseException, as_json: bool) -> int:
         report = failure.report if isinstance(failure, PartialFailure) else {}
         emit_json({**report, "error": failure.as_json()})
     else:
-        note("cancelled" if isinstance(failure, Cancelled) else f"error: {failure.message}")
+        if isinstance(failure, Cancelled):
+            note(failure.message if failure.message.startswith("cancelled") else "cancelled")
+        else:
+            note(f"error: {failure.message}")
         if isinstance(error, click.UsageError) and error.ctx:
             note(" ".join(error.ctx.get_usage().split()).replace("Usage:", "usage:", 1))
         for command in failure.repair:

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import click
 from hypaware.cli import output
 from hypaware.cli.command import Command, json_option, yes_option
 from hypaware.cli.jobs import open_progress, run_job
+from hypaware.cli.session import resolve_session, unknown_option
 from hypaware.errors import UsageError
 from hypaware.home import Home
 
@@ -36,7 +38,13 @@ _MAX_SHOWN_FILES = 10
         "hyp purge --source codex --allow-reimport",
     ],
 )
-@click.option("--session", "sessions", multiple=True, metavar="ID", help="Purge this session; repeat for several.")
+@click.option(
+    "--session",
+    "sessions",
+    multiple=True,
+    metavar="ID",
+    help="Purge this session (a unique prefix is enough); repeat for several.",
+)
 @click.option(
     "--source", "sources", multiple=True, metavar="S", help="Purge this source, for example codex; repeat for several."
 )
@@ -52,6 +60,7 @@ _MAX_SHOWN_FILES = 10
 @click.option(
     "--allow-reimport", is_flag=True, help="Allow imports to restore these rows, including those of earlier purges."
 )
+@unknown_option
 @yes_option
 @json_option
 def purge(
@@ -61,6 +70,7 @@ def purge(
     before: str | None,
     dry_run: bool,
     allow_reimport: bool,
+    unknown: bool,
     yes: bool,
 ) -> None:
     """Delete rows permanently from the lake and its snapshots, the spool, rejects and dead letters.
@@ -72,6 +82,8 @@ def purge(
     """
     selector = _selector(sessions, sources, folders, before)
     home = Home.from_environment()
+    if sessions:
+        selector = replace(selector, values=tuple(resolve_session(home, each, unknown) for each in sessions))
     if not dry_run:
         _confirm(home, selector, yes, allow_reimport)
     has_data = home.state.is_file() or home.lake.is_dir() or home.spool.is_dir()

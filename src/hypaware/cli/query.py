@@ -16,7 +16,7 @@ from hypaware.cli.command import Command, Group, json_option
 from hypaware.cli.jobs import run_job
 from hypaware.errors import UsageError
 from hypaware.home import Home
-from hypaware.query.formats import FORMATS, TEXT_TABLES, open_output
+from hypaware.query.formats import FORMATS, TEXT_TABLES, format_of_file, open_output
 
 _MAX_TERMINAL_ROWS = 1000
 _MAX_DAYS = 36_500
@@ -27,7 +27,11 @@ _COMMENT_STARTS = tuple(f"--{space}" for space in " \t\r\n")
 @click.group(
     "query",
     cls=Group,
-    examples=['hyp query sql "SELECT count(*) FROM ai_gateway_messages"', "hyp query overview", "hyp query schema"],
+    examples=[
+        'hyp query sql "SELECT count(DISTINCT session_id) FROM ai_gateway_messages"',
+        "hyp query overview",
+        "hyp query schema",
+    ],
 )
 def query() -> None:
     """Run SQL over the lake, show an overview, or list the columns."""
@@ -56,14 +60,17 @@ class _SqlCommand(Command):
     "sql",
     cls=_SqlCommand,
     examples=[
-        'hyp query sql "SELECT model, count(*) FROM ai_gateway_messages GROUP BY model"',
-        'hyp query sql "SELECT * FROM ai_gateway_messages" --format csv --output rows.csv',
+        'hyp query sql "SELECT model, count(DISTINCT session_id) FROM ai_gateway_messages GROUP BY model"',
+        'hyp query sql "SELECT * FROM ai_gateway_messages" --output rows.csv',
         "hyp query sql - --format jsonl < question.sql",
     ],
 )
 @click.argument("statement", metavar="SQL")
 @click.option(
-    "--format", "format_", type=click.Choice(FORMATS), help="Write the result in this format.  [default: table]"
+    "--format",
+    "format_",
+    type=click.Choice(FORMATS),
+    help="Write the result in this format.  [default: the one that the name of --output implies, else table]",
 )
 @click.option(
     "--output",
@@ -88,8 +95,9 @@ def sql(statement: str, format_: str | None, target: Path | None, refresh: str, 
 
     if output.wants_json() and format_ not in (None, "json"):
         raise UsageError(f"--json means --format json and cannot be combined with --format {format_}")
-    read_identity(Home.from_environment())
-    chosen = "json" if output.wants_json() else format_ or "table"
+    read_identity(Home.from_environment(), make=False)
+    implied = "table" if target is None else format_of_file(target)
+    chosen = "json" if output.wants_json() else format_ or implied
     on_terminal = (target is None or str(target) == "-") and sys.stdout.isatty()
     if on_terminal and chosen == "arrow":
         raise UsageError("--format arrow is binary: redirect it to a pipe or a file (--output)")
@@ -126,12 +134,13 @@ def overview(days: int | None, refresh: str) -> None:
     """Show sessions, messages, models, tokens and tools, by day and by project."""
     from hypaware.cli.overview import OverviewStyle, render_overview
     from hypaware.query.overview import empty_overview, has_no_rows
+    from hypaware.state.home_opener import read_identity
 
     since = None if days is None else (datetime.now(UTC).date() - timedelta(days=days - 1)).isoformat()
-    if has_no_rows(Home.from_environment()):
-        found = empty_overview(since)
-    else:
-        found = run_job("overview", {"since": since, "refresh": refresh})
+    home = Home.from_environment()
+    read_identity(home, make=False)
+    is_empty = has_no_rows(home)
+    found = empty_overview(since) if is_empty else run_job("overview", {"since": since, "refresh": refresh})
     output.emit_result(found, render_overview(found, OverviewStyle.of(sys.stdout)))
 
 

@@ -10,9 +10,10 @@ import click
 
 from hypaware.cli import output
 from hypaware.cli.command import Group, RunnableGroup, json_option, parse_duration
+from hypaware.gateway.handover import SERVER_PORT
 from hypaware.home import Home
 
-_DEFAULT_LISTEN = "127.0.0.1:18522"
+_DEFAULT_LISTEN = f"127.0.0.1:{SERVER_PORT}"
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
@@ -87,7 +88,9 @@ def list_() -> None:
     """List the bootstrap tokens, without their secrets."""
     from hypaware.server import auth
 
-    found = [auth.token_as_json(each) for each in auth.list_tokens(Home.from_environment())]
+    home = Home.from_environment()
+    # Listing must not create a home.
+    found = [auth.token_as_json(each) for each in auth.list_tokens(home)] if home.root.is_dir() else []
     columns = ["id", "label", "status", "created_at", "expires_at", "last_used_at"]
     _print_list("tokens", found, columns, "no tokens; to create one: hyp server token create")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +14,9 @@ import click
 
 from hypaware.cli import output
 from hypaware.cli.command import Group, json_option
-from hypaware.errors import UsageError
+from hypaware.errors import HypError, UsageError
 from hypaware.home import Home
+from hypaware.text import did_you_mean
 
 if TYPE_CHECKING:
     from hypaware.home.session_context import SessionFolder
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
 _EXAMPLE_ID = "0dc91b82-3238-4907-98f3-ae0d1d845b97"
 _MAX_SHOWN_SESSIONS = 5
 _MAX_SHOWN_FOLDERS = 20
+_ENDS_WITH_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+
+unknown_option = click.option("--unknown", is_flag=True, help="Accept the ID of a session that was never seen here.")
 
 
 @click.group(
@@ -36,25 +43,27 @@ def session() -> None:
 
 @session.command("ignore", examples=["hyp session ignore", f"hyp session ignore {_EXAMPLE_ID}"])
 @click.argument("session_id", metavar="[ID]", required=False)
+@unknown_option
 @json_option
-def ignore(session_id: str | None) -> None:
-    """Stop recording session ID.
+def ignore(session_id: str | None, unknown: bool) -> None:
+    """Stop recording session ID, or the only session whose id starts with it.
 
     It is no longer recorded, imported or exported. Rows that are already in the lake stay there until you purge them.
     """
     from hypaware.privacy.ignored_sessions import ignore_session
 
-    _change(session_id, ignore_session, ignored=True)
+    _change(session_id, unknown, ignore_session, ignored=True)
 
 
 @session.command("unignore", examples=["hyp session unignore", f"hyp session unignore {_EXAMPLE_ID}"])
 @click.argument("session_id", metavar="[ID]", required=False)
+@unknown_option
 @json_option
-def unignore(session_id: str | None) -> None:
+def unignore(session_id: str | None, unknown: bool) -> None:
     """Record session ID again, subject to the rules of its folder."""
     from hypaware.privacy.ignored_sessions import unignore_session
 
-    _change(session_id, unignore_session, ignored=False)
+    _change(session_id, unknown, unignore_session, ignored=False)
 
 
 @session.command("status", examples=["hyp session status", f"hyp session status {_EXAMPLE_ID} --json"])
@@ -109,10 +118,59 @@ def status(session_id: str | None) -> None:
             output.note(f"and {len(gone) - _MAX_SHOWN_FOLDERS} older ones (use --json to see all)")
 
 
-def _change(session_id: str | None, change: Callable[[Home, str], bool], *, ignored: bool) -> None:
+def resolve_session(home: Home, given: str, unknown: bool) -> str:
+    """Return the id of the session that starts with `given`. With `unknown`, return `given` if there is none.
+
+    A session is known if it is in the lake or in the spool, if a client has its transcript or reported it, or if it was
+    purged. Of purged sessions only a hash is kept, so they need the whole id.
+    """
+    from hypaware.lake import tombstones
+    from hypaware.privacy.ignored_sessions import check_session_id
+
+    check_session_id(given)
+    known = _known_sessions(home)
+    matches = sorted(each for each in known if each.startswith(given))
+    purged = tombstones.read_tombstones(home).purge_filter.sessions
+    if given in known or tombstones.hash_purged_value("session", given) in purged or (unknown and not matches):
+        return given
+    if not matches:
+        raise HypError(
+            f"no session is known whose id starts with {given}.{did_you_mean(given, known, or_all=False)} "
+            "Pass --unknown if you mean a session that was never seen on this machine",
+            kind="unknown_session",
+        )
+    if len(matches) > 1:
+        shown = ", ".join(matches[:_MAX_SHOWN_SESSIONS])
+        more = f" and {len(matches) - _MAX_SHOWN_SESSIONS} more" if len(matches) > _MAX_SHOWN_SESSIONS else ""
+        raise HypError(f"{given} is the start of several sessions: {shown}{more}", kind="ambiguous_session")
+    return matches[0]
+
+
+def _known_sessions(home: Home) -> set[str]:
+    from hypaware.backfill.providers import load_providers
+    from hypaware.clients.client import Source
+    from hypaware.home import session_context
+    from hypaware.lake.read import list_session_ids
+    from hypaware.model import datasets
+    from hypaware.privacy.ignored_sessions import read_ignored_sessions
+    from hypaware.spool import reader
+
+    known = list_session_ids(home)
+    known.update(read_ignored_sessions(home), session_context.all_session_columns(home.root))
+    for dataset in datasets.list_names():
+        known |= {str(row["session_id"]) for row in reader.read_spooled_rows(home, dataset) if row.get("session_id")}
+    for each in load_providers():
+        for found in each.provider.find(dict(os.environ)):
+            # The transcripts of all clients end with the id of their session.
+            if isinstance(found, Source) and (name := _ENDS_WITH_ID.search(Path(found.path).stem)):
+                known.add(name[0])
+    return known
+
+
+def _change(session_id: str | None, unknown: bool, change: Callable[[Home, str], bool], *, ignored: bool) -> None:
     """Change the given session, or the only recent one in the current folder."""
     home = Home.from_environment()
-    session_id = session_id if session_id is not None else _recent_session(home)
+    session_id = _recent_session(home) if session_id is None else resolve_session(home, session_id, unknown)
     changed = change(home, session_id)
     if output.emit_document({"session_id": session_id, "ignored": ignored, "changed": changed}):
         return
@@ -144,8 +202,11 @@ def _recent_session(home: Home) -> str:
 
 
 def _sessions_here(home: Home) -> list[SessionFolder]:
+    from hypaware.clients.session_hook import HookNotes
     from hypaware.home import session_context
 
+    with suppress(OSError):
+        HookNotes(home, "claude").absorb()
     try:
         return session_context.sessions_around(home, Path.cwd())
     except FileNotFoundError:

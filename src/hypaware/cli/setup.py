@@ -54,7 +54,12 @@ def _parse_export(context: click.Context, param: click.Parameter, value: str | N
 @click.argument("place", required=False, metavar="[URL|FOLDER]")
 @click.option("--yes", "-y", is_flag=True, help="Ask nothing and use the defaults.")
 @click.option(
-    "--client", "clients", multiple=True, metavar="claude|codex", help="Set up only this client; repeat for several."
+    "--client",
+    "--source",
+    "clients",
+    multiple=True,
+    metavar="claude|codex",
+    help="Set up only this client; repeat for several.",
 )
 @click.option(
     "--export",
@@ -206,7 +211,8 @@ _MARKS = {
 EXAMPLE_QUERIES = {
     "What did my agents do each day?": (
         "SELECT date, count(DISTINCT session_id) AS sessions, count(DISTINCT message_id) AS messages "
-        "FROM ai_gateway_messages GROUP BY date ORDER BY date DESC LIMIT 14"
+        "FROM ai_gateway_messages WHERE provider_type IS DISTINCT FROM 'gateway' "
+        "GROUP BY date ORDER BY date DESC LIMIT 14"
     ),
     "Which tools do they use?": (
         "SELECT tool_name, count(*) AS calls FROM ai_gateway_messages "
@@ -214,7 +220,8 @@ EXAMPLE_QUERIES = {
     ),
     "Which messages mention errors?": (
         "SELECT message_created_at, cwd, left(content_text, 80) AS text FROM ai_gateway_messages "
-        "WHERE content_text ILIKE '%error%' ORDER BY message_created_at DESC LIMIT 10"
+        "WHERE content_text ILIKE '%error%' AND provider_type IS DISTINCT FROM 'gateway' "
+        "ORDER BY message_created_at DESC LIMIT 10"
     ),
 }
 
@@ -296,7 +303,13 @@ def _next_steps(result: SetupResult, plan: SetupPlan) -> Iterator[str]:
     for each in plan.found:
         if not is_enabled(merged.config, each.name) and attach.read_record(plan.home, each.name):
             yield f"{each.name} is disabled but still attached to the gateway: hyp client detach {each.name}"
-    if any(step.name == "daemon" and step.status == "done" for step in result.steps):
+    started = [step for step in result.steps if step.name == "daemon" and step.facts.get("installed") is False]
+    if started and any(step.name == "attach" and step.status in ("done", "unchanged") for step in result.steps):
+        yield (
+            "after a reboot, attached clients cannot reach their provider until the daemon or any hyp command runs; "
+            "to start the daemon with every login: hyp daemon install"
+        )
+    elif any(step.status == "done" for step in started):
         yield "to start the daemon with every login: hyp daemon install"
     if any(step.name == "attach" and step.status == "done" for step in result.steps):
         yield "running sessions are not recorded live; start a new one, then check: hyp status"

@@ -129,7 +129,7 @@ def _ask_live(clients: Sequence[str]) -> str:
         return _DAEMON if _ask(confirm, question, default=False) else _NEITHER
     names = ", ".join(clients)
     choices = [
-        Choice(f"Yes: start the daemon and attach {names} to its gateway (changes their settings)", _BOTH),
+        Choice(f"Yes: run the daemon, now and with every login, and attach {names} (changes their settings)", _BOTH),
         Choice("Start the daemon, but do not change their settings", _DAEMON),
         Choice("No", _NEITHER),
     ]

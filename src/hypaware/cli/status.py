@@ -198,7 +198,9 @@ def _styled(text: str, look: StatusStyle, **style: Any) -> str:
 @click.command("verify", cls=Command, examples=["hyp verify", "hyp verify --deep --json", "hyp verify --repair"])
 @click.option("--deep", is_flag=True, help="Read every row instead of a sample.")
 @click.option(
-    "--repair", is_flag=True, help="Repair derived data: the key index, recorded high waters, leftover files."
+    "--repair",
+    is_flag=True,
+    help="Repair the key index, recorded high waters and leftover files, and number rows that have no sequence.",
 )
 @click.option("--accept-rollback", is_flag=True, help="Accept the loss of recorded rows that the lake no longer has.")
 @json_option

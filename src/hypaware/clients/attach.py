@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from hypaware import faults
 from hypaware.clients import settings_file
@@ -37,7 +38,8 @@ from hypaware.home import Home, durable_files
 
 CLAUDE_BASE = "/claude"
 CODEX_BASE = "/codex/v1"
-CODEX_CHATGPT_BASE = "/codex/backend-api/codex"
+# Not /codex/backend-api/codex: behind such a URL, Codex would call the backend that chatgpt.com names for the account.
+CODEX_CHATGPT_BASE = "/codex/chatgpt/codex"
 VERSION = 1
 _ATTEMPTS = 3
 _after_record = faults.crash_point(
@@ -106,6 +108,10 @@ class ClientSettings(Protocol):
         """
         ...
 
+    def explain_removal(self, text: str, environment: Environment) -> tuple[str, ...]:
+        """Return what the user must know if our settings are removed from this text."""
+        ...
+
     def base_url(self, text: str) -> str | None:
         """Return the URL that the client sends its requests to according to this text, or None."""
         ...
@@ -138,6 +144,12 @@ def attach_client(
             record = None
         original = _without_our_settings(client, current, record)
         edit = client.attach(original, gateway, environment)
+        if edit.upstream and urlsplit(edit.upstream.base_url).username is not None:
+            raise SettingsRefused(
+                f"the base URL of {client.name} contains a user name or a password. The gateway does not use them, "
+                "because it would add them to the requests of every program on this machine. Pass them in a header "
+                "of the client instead, then attach it. Nothing was written"
+            )
         new_text = settings_file.apply_splices(original, edit.splices)
         # Our settings are complete, though moved within the file: leave a working file alone.
         if (
@@ -153,7 +165,7 @@ def attach_client(
             settings_file.diff_text(current.path, current.text, new_text),
             edit.base_url,
             edit.upstream.base_url if edit.upstream else None,
-            edit.notes,
+            (*edit.notes, *(client.explain_removal(current.text, environment) if new_text != current.text else ())),
         )
         if dry_run:
             return outcome
@@ -192,7 +204,9 @@ def detach_client(
         record = read_record(home, client.name)
         new_text = _without_our_settings(client, current, record)
         diff = settings_file.diff_text(current.path, current.text, new_text)
-        outcome = AttachResult(client.name, current.path, new_text != current.text, diff, client.base_url(new_text))
+        changed = new_text != current.text
+        notes = client.explain_removal(current.text, environment) if changed else ()
+        outcome = AttachResult(client.name, current.path, changed, diff, client.base_url(new_text), notes=notes)
         if dry_run:
             return outcome
         if new_text != current.text:
@@ -264,6 +278,19 @@ def _run(path: Path, attempt: Callable[[], AttachResult], *, dry_run: bool) -> A
         f"another program keeps changing {path}. Nothing was written; close the client and try again",
         kind="client_settings_busy",
     )
+
+
+def find_proxy_exception(environment: Environment, proxies: Sequence[str], host: str) -> tuple[str, str] | None:
+    """Return the variable, with its value, that keeps requests to `host` from a proxy; None if they need none.
+
+    `proxies` names, in lower case, the variables from which the client takes a proxy for plain HTTP.
+    """
+    if not any(environment.get(spelling) for name in proxies for spelling in (name, name.upper())):
+        return None
+    name = "no_proxy" if environment.get("no_proxy") else "NO_PROXY"
+    listed = environment.get(name, "")
+    exceptions = listed.replace(",", " ").split()
+    return None if host in exceptions or "*" in exceptions else (name, ",".join((*exceptions, host)))
 
 
 def record_path(home: Home, client: str) -> Path:

@@ -1,13 +1,14 @@
-"""Ask git about a folder: the root and remote of its repository. Cached per folder and process.
+"""Ask git about a folder: the root and remote of its repository.
 
 The folders come from transcripts, so git must have no side effects: no prompt, hook, file watcher or lock. A call may
-take two seconds; after three timeouts, git is not called again.
+take two seconds; after three timeouts in a row, git is not called for ten minutes.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import time
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from hypaware.text import strip_url_credentials
 
 _SECONDS = 2.0
 _MAX_TIMEOUTS = 3
+_PAUSE_SECONDS = 600.0
 _QUIET = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "credential.helper=")
 
 
@@ -34,8 +36,7 @@ class Head(NamedTuple):
     """None if no branch is checked out."""
 
 
-@cache
-def find_repository(cwd: str) -> Repository:
+def read_repository(cwd: str) -> Repository:
     """Return the repository of a folder; empty if it does not exist, has no repository, or git is too slow."""
     try:
         root = _run_git(cwd, "rev-parse", "--show-toplevel") if Path(cwd).is_dir() else None
@@ -48,6 +49,12 @@ def find_repository(cwd: str) -> Repository:
         return Repository(root, strip_url_credentials(url) if url else None)
     except (OSError, ValueError):
         return NO_REPOSITORY
+
+
+@cache
+def find_repository(cwd: str) -> Repository:
+    """Return the repository as it was when this process first asked."""
+    return read_repository(cwd)
 
 
 def read_head(cwd: str) -> Head:
@@ -63,13 +70,15 @@ def read_head(cwd: str) -> Head:
 
 
 class _Timeouts:
-    """How often git timed out in this process."""
+    """How often git timed out in a row in this process, and when it did last."""
 
     count = 0
+    last = 0.0
 
 
 def _run_git(cwd: str, *arguments: str) -> str | None:
-    if _Timeouts.count >= _MAX_TIMEOUTS or not cwd.startswith("/") or "\0" in cwd:
+    is_paused = _Timeouts.count >= _MAX_TIMEOUTS and time.monotonic() - _Timeouts.last < _PAUSE_SECONDS
+    if is_paused or not cwd.startswith("/") or "\0" in cwd:
         return None
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
@@ -85,5 +94,7 @@ def _run_git(cwd: str, *arguments: str) -> str | None:
         )
     except subprocess.TimeoutExpired:
         _Timeouts.count += 1
+        _Timeouts.last = time.monotonic()
         return None
+    _Timeouts.count = 0
     return ran.stdout.decode("utf-8", "replace").rstrip("\n") if ran.returncode == 0 else None

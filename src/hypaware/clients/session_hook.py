@@ -1,17 +1,26 @@
 """Record the working folder of a session, from a client's hook.
 
-`<HYP_HOME>/clients/<name>/session-context.jsonl` gets one line `{session_id, cwd, git_branch, git_remote, head_sha,
-repo_root, at}` for each change. Many hooks run at once, so writing takes a lock. At 1 MiB the file is replaced
-atomically by one with the first and last line of the newest sessions.
+The client waits for its hook, so the hook is one line of shell (`build_hook_command`) that runs for a few milliseconds.
+While a daemon runs, it appends `{session_id, cwd}` to `<HYP_HOME>/clients/<name>/hook-notes.jsonl`, up to 1 MB; the
+daemon (`HookNotes`) does the rest within a second, or before it stores the session's next exchange. `run/hook-notes`
+says that a daemon reads the notes: `pid boot-id`. Without one, the line passes the same JSON to `hyp hook` in the
+background, which also reopens the gateway's address if nothing listens there. It prints nothing and always succeeds.
 
-The hook delays the client at every prompt. Therefore this module imports little, limits the time for git and the lock
-(a missing line does no harm), and raises nothing that the command does not catch.
+`session-context.jsonl` next to the notes gets one line `{session_id, cwd, git_branch, git_remote, head_sha, repo_root,
+at}` for each change. Many hooks run at once, so writing takes a lock. At 1 MiB the file is replaced atomically by one
+with the first and last line of the newest sessions. Of an ignored folder, only its path is recorded.
+
+This module imports little, limits the time for git and the lock (a missing line does no harm), and raises nothing that
+the command does not catch.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import threading
 import time
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -19,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from hypaware.clients import git
+from hypaware.errors import HypError
 from hypaware.home import Home, durable_files, session_context
 from hypaware.home.locks import locked
 from hypaware.model.privacy_class import PrivacyClass
@@ -31,6 +41,76 @@ _MAX_LENGTHS = {"session_id": 256, "cwd": 4096}
 _GIT_SECONDS = 1.0
 _LOCK_SECONDS = 0.5
 _TAIL_BYTES = 1 << 16
+_NOTES_NAME = "hook-notes.jsonl"
+_SETTLED_SECONDS = 5.0
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# POSIX shell. A quote inside a JSON string is escaped, so `","` ends the value of `cwd`. `exit 0` and `|| :`: another
+# exit status could block the user's prompt.
+_HOOK_COMMAND = (
+    "{ h=@home; x=$(head -c 4000); umask 077; "
+    """case $x in *'"session_id":"'*) s=${x#*'"session_id":"'}; s=${s%%'"'*};; *) exit 0;; esac; """
+    """case $x in *'"cwd":"'*'","'*) c=${x#*'"cwd":"'}; c=${c%%'","'*};; *) exit 0;; esac; """
+    """set -- '{"session_id":"%s","cwd":"%s"}\\n' "$s" "$c"; n=$h/clients/@client/@notes; """
+    """i=-; read -r p b <"$h/run/hook-notes"; read -r i <@boot_id; """
+    """if [ "$b" = "$i" ] && kill -0 "$p"; then """
+    """[ -f "$n" ] && [ $(wc -c <"$n") -gt 1000000 ] || printf "$@" >>"$n"; """
+    """else printf "$@" | HYP_HOME=$h @program hook @client >/dev/null & fi; } 2>/dev/null || :"""
+)
+
+
+def build_hook_command(client: str, program: str, home: str | None) -> str:
+    """Return the line of shell; without `home`, the hook uses the default home of its own environment."""
+    values = {
+        "home": shlex.quote(home) if home else "${HYP_HOME:-$HOME/.hyp}",
+        "program": shlex.quote(program),
+        "client": client,
+        "notes": _NOTES_NAME,
+        "boot_id": str(_BOOT_ID),
+    }
+    return re.sub(r"@(\w+)", lambda found: values[found[1]], _HOOK_COMMAND)
+
+
+def notes_path(home: Home, client: str) -> Path:
+    return session_context.context_path(home.root, client).with_name(_NOTES_NAME)
+
+
+class HookNotes:
+    """The notes of a client's hook, which become lines of the session context. Used by several threads."""
+
+    def __init__(self, home: Home, client: str) -> None:
+        self._home, self._client = home, client
+        self._path = notes_path(home, client)
+        self._reader = home.run / "hook-notes"
+        self._file: tuple[int, int] = (0, 0)
+        """The inode of the file, and how much of it was read."""
+        self._lock = threading.Lock()
+
+    def announce(self) -> None:
+        """Tell the hook that this process reads its notes, until `retract` or until the process ends."""
+        boot_id = "-"
+        with suppress(OSError):
+            boot_id = _BOOT_ID.read_text().strip()
+        durable_files.write_atomic(self._reader, f"{os.getpid()} {boot_id}\n".encode(), durable=False)
+
+    def retract(self) -> None:
+        self._reader.unlink(missing_ok=True)
+
+    def absorb(self) -> None:
+        """Record the new notes. A note that cannot be recorded is tried again the next time."""
+        with self._lock, suppress(FileNotFoundError), durable_files.open_regular_file(self._path) as file:
+            status = os.fstat(file.fileno())
+            offset = self._file[1] if self._file[0] == status.st_ino and self._file[1] <= status.st_size else 0
+            file.seek(offset)
+            content = file.read()
+            content = content[: content.rfind(b"\n") + 1]
+            for line in dict.fromkeys(content.splitlines()):
+                # A damaged memory of folders stops neither the other notes nor this one, which is already written.
+                with suppress(ValueError, HypError):
+                    record_context(self._home, self._client, json.loads(line))
+            self._file = (status.st_ino, offset + len(content))
+            # A hook that has opened the file writes to it within this time.
+            if time.time() - status.st_mtime > _SETTLED_SECONDS and self._path.stat().st_size == self._file[1]:
+                self._path.unlink()
 
 
 def record_context(home: Home, client: str, hook_input: Any) -> bool:
@@ -67,7 +147,7 @@ def _collect_facts(cwd: str, policies: list[HypignoreRule]) -> dict[str, str | N
     started = time.monotonic()
     head = git.read_head(cwd)
     too_slow = time.monotonic() - started > _GIT_SECONDS
-    facts = git.NO_REPOSITORY if too_slow else git.find_repository(cwd)
+    facts = git.NO_REPOSITORY if too_slow else git.read_repository(cwd)
     return {
         "cwd": cwd,
         "git_branch": head.branch,

@@ -24,6 +24,7 @@ from hypaware.config.validation import ConfigProblem, format_key, validate
 from hypaware.errors import ConfigError
 from hypaware.home import Home, durable_files
 from hypaware.home.locks import locked
+from hypaware.text import did_you_mean
 
 _NEW_FILE = f"version = {VERSION}\n"
 
@@ -37,23 +38,63 @@ class ConfigChange:
     after: Any
 
 
-def set_value(home: Home, key: str, value: Any) -> ConfigChange:
-    """Set a key such as `flush.interval`. Text is parsed as TOML if that is valid, and otherwise used as is."""
+def set_value(home: Home, key: str, value: Any, check: Callable[[Config], None] = lambda _config: None) -> ConfigChange:
+    """Set a key such as `flush.interval`. Text is parsed as TOML if that is valid, and otherwise used as is.
+
+    `check` raises ConfigError if the new config must not be written.
+    """
     path = _key_path(key)
     durable_files.make_dir(home.root)
+
+    def edit(text: str) -> tuple[str, Config]:
+        new, config = _first_valid(text, path, value, home.config)
+        check(config)
+        return new, config
+
+    return _change(home, path, edit)
+
+
+def unset_value(home: Home, key: str) -> ConfigChange:
+    """Remove a key or a table from the file, so that its default applies again."""
+    path = _key_path(key)
+    if not home.config.exists():
+        raise ConfigError(f"{format_key(path)} is not set: {home.config} does not exist")
+
+    def remove(text: str) -> tuple[str, Config]:
+        if _lookup(tomllib.loads(text), path) is None:
+            raise ConfigError(f"{format_key(path)} is not set in {home.config}", repair="hyp config show")
+        new = remove_key(text, path, home.config)
+        return new, parse_config(new, home.config)
+
+    return _change(home, path, remove)
+
+
+def _change(home: Home, path: tuple[str, ...], edit: Callable[[str], tuple[str, Config]]) -> ConfigChange:
     # A config that is a symbolic link, for example into dotfiles, stays a link.
     target = home.config.resolve()
     with locked(home.root):
         old = read_config_text(target)
         text = old if old is not None else _NEW_FILE
         parse_toml(text, home.config)
-        new, config = _first_valid(text, path, value, home.config)
+        new, config = edit(text)
         if new != old:
             durable_files.write_atomic(target, new.encode())
     before = {}
     with suppress(ConfigError):
         before = to_table(parse_config(text, home.config))
     return ConfigChange(home.config, format_key(path), _lookup(before, path), _lookup(to_table(config), path))
+
+
+def get_value(config: Config, key: str) -> Any:
+    """Return the effective value of a key or a table. Raise ConfigError if there is no such key."""
+    path = _key_path(key)
+    value = to_table(config)
+    for depth, part in enumerate(path):
+        if not isinstance(value, dict) or part not in value:
+            known = value if isinstance(value, dict) else {}
+            raise ConfigError(f"unknown key {format_key(path[: depth + 1])}.{did_you_mean(part, list(known))}")
+        value = value[part]
+    return value
 
 
 def _key_path(key: str) -> tuple[str, ...]:
@@ -129,8 +170,8 @@ def _expected_table(text: str, path: tuple[str, ...], raw: Any, name: Path) -> d
     return table
 
 
-def remove_table(text: str, path: tuple[str, ...], name: Path) -> str:
-    """Return the text without this table. Enclosing tables that become empty may be removed too."""
+def remove_key(text: str, path: tuple[str, ...], name: Path) -> str:
+    """Return the text without this key or table. Enclosing tables that become empty may be removed too."""
     document = tomlkit.parse(text)
     _remove(document, path)
     new = tomlkit.dumps(document)

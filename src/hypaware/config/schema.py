@@ -48,6 +48,9 @@ class UpstreamConfig:
 @dataclass(frozen=True)
 class GatewayConfig:
     listen: str = _setting(values.LISTEN, "127.0.0.1:18521", "address of the gateway for clients")
+    allowed_hosts: tuple[str, ...] = _setting(
+        values.HOSTS, (), "names under which other machines may call the gateway; required to listen beyond loopback"
+    )
     upstreams: tuple[UpstreamConfig, ...] = ()
 
 
@@ -61,6 +64,7 @@ class ClientConfig:
 class EngineConfig:
     master: str = _setting(values.NON_EMPTY, "local[*]", "Spark master: this machine, or a cluster")
     memory: str = _setting(values.MEMORY, "1g", "heap of the Spark driver")
+    secret_file: str = _setting(values.TEXT, "", "file with the secret of the cluster (spark.authenticate.secret)")
     idle_timeout: float = _setting(values.DURATION, 900.0, "stop the engine after this time without a job")
 
 
@@ -157,7 +161,7 @@ SINK_KINDS: Mapping[str, SinkKind] = {
         "as files to a folder or an object store",
         schedule="*/5 * * * *",
         options={
-            "destination": Setting(values.NON_EMPTY, None, "folder, s3://, gs:// or az:// address", required=True),
+            "destination": Setting(values.DESTINATION, None, "folder, s3://, gs:// or az:// address", required=True),
             "encoder": Setting(values.NAME, "parquet", "file format: parquet, jsonl, jsonl-zstd, or a plugin's"),
             "endpoint": Setting(
                 values.TEXT, "", "s3: server address, unless Amazon's; https unless it starts with http://"

@@ -13,14 +13,15 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from hypaware.config import schema
 from hypaware.config.schema import SINK_COMMON, SINK_KINDS, Config, LakeConfig, RetentionConfig, Setting, SinkConfig
-from hypaware.config.values import NAME, PRIVACY_CLASS, ValueType, integer
+from hypaware.config.values import NAME, PRIVACY_CLASS, ValueType, integer, is_loopback
 from hypaware.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def validate(table: Mapping[str, Any]) -> Config:
     readers: dict[str, Reader] = {name: _section_reader(section) for name, section in _SECTIONS.items()}
     readers |= {
         "version": lambda raw, _path: raw,
-        "gateway": _section_reader(schema.GatewayConfig, {"upstreams": _upstreams}),
+        "gateway": _gateway,
         "clients": _clients,
         "lake": _lake,
         "retention": _section_reader(RetentionConfig, {"datasets": _days_of_datasets}),
@@ -159,6 +160,18 @@ def _named(raw: Any, path: KeyPath) -> Iterable[tuple[str, Any, KeyPath]]:
     for name, value in _table(raw, path).items():
         _value(NAME, name, (*path, name))
         yield name, value, (*path, name)
+
+
+def _gateway(raw: Any, path: KeyPath) -> schema.GatewayConfig:
+    gateway = _section(schema.GatewayConfig, raw, path, {"upstreams": _upstreams})
+    if not gateway.allowed_hosts and not is_loopback(gateway.listen.rpartition(":")[0]):
+        raise ConfigProblem(
+            (*path, "listen"),
+            f"gateway.listen is {_preview(gateway.listen)}, which other machines can reach: they could send requests "
+            "through this gateway, which are recorded as yours. If you want that, first name the addresses under which "
+            "they call it: hyp config set gateway.allowed_hosts '[\"192.0.2.7\"]'",
+        )
+    return gateway
 
 
 def _upstreams(raw: Any, path: KeyPath) -> tuple[schema.UpstreamConfig, ...]:
@@ -275,6 +288,46 @@ def _reject_unregistered(name: str, group: str, built_in: Iterable[str], what: s
     known = tuple(dict.fromkeys((*built_in, *plugin_names(group))))
     if name not in known:
         raise ConfigProblem(path, f"{format_key(path)}: unknown {what} {name!r}.{did_you_mean(name, known)}")
+
+
+@dataclass(frozen=True)
+class ConfigRisk:
+    """A valid setting that gives others access to rows or tokens."""
+
+    key: str
+    kind: str
+    message: str
+    repair: str
+    is_chosen: bool = False
+    """Whether the user wrote a key that does nothing else, so that a reminder is enough."""
+
+
+def find_risks(config: Config) -> Iterator[ConfigRisk]:
+    gateway = config.gateway
+    if not is_loopback(gateway.listen.rpartition(":")[0]):
+        yield ConfigRisk(
+            "gateway.listen",
+            "gateway_remote",
+            f"other machines can call the gateway on {gateway.listen} as {', '.join(gateway.allowed_hosts)}",
+            "hyp config set gateway.listen 127.0.0.1:18521",
+            is_chosen=True,
+        )
+    for name, sink in config.sinks.items():
+        url = urlsplit(str(sink.options.get("url") or ""))
+        if sink.kind == "forward" and url.scheme == "http" and not is_loopback(url.hostname or ""):
+            yield ConfigRisk(
+                f"sinks.{name}.url",
+                "sink_unencrypted",
+                f"the sink {name} sends rows and its token unencrypted to {url.hostname}",
+                f"hyp config set sinks.{name}.url https://{url.netloc}{url.path}",
+            )
+    if config.engine.master.startswith("spark://") and not config.engine.secret_file:
+        yield ConfigRisk(
+            "engine.master",
+            "cluster_without_secret",
+            f"everyone on the network of {config.engine.master} can read rows from Spark's ports",
+            "hyp config set engine.secret_file <file with the cluster's spark.authenticate.secret>",
+        )
 
 
 def list_keys() -> list[str]:

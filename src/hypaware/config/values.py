@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,15 +36,15 @@ CATALOG_TYPES = ("rest", "jdbc", "glue", "hive")
 SECRET_RULES = (
     "anthropic-key", "openrouter-key", "openai-key", "groq-key", "xai-key", "perplexity-key", "replicate-key",
     "huggingface-token", "aws-key-id", "aws-bedrock-key", "gcp-key", "gcp-oauth-token", "gcp-oauth-secret",
-    "github-token", "gitlab-token", "slack-token", "slack-webhook", "stripe-key", "npm-token", "pypi-token",
-    "rubygems-key", "docker-token", "digitalocean-token", "databricks-token", "doppler-token", "vault-token",
-    "shopify-token", "sendgrid-key", "mailgun-key", "twilio-key", "sentry-token", "grafana-token", "linear-key",
-    "notion-token", "postman-key", "newrelic-key", "figma-token", "supabase-key", "planetscale-token", "fly-token",
-    "netlify-token", "pulumi-token", "artifactory-key", "atlassian-token", "telegram-token", "age-key", "jwt",
-    "bearer-token", "basic-credentials", "cookie", "azure-client-secret", "private-key", "url-password", "password",
-    "assigned-secret",
+    "github-token", "gitlab-token", "slack-token", "slack-webhook", "discord-webhook", "stripe-key", "npm-token",
+    "pypi-token", "rubygems-key", "docker-token", "digitalocean-token", "databricks-token", "doppler-token",
+    "vault-token", "shopify-token", "sendgrid-key", "mailgun-key", "twilio-key", "sentry-token", "grafana-token",
+    "linear-key", "notion-token", "postman-key", "newrelic-key", "figma-token", "supabase-key", "planetscale-token",
+    "fly-token", "netlify-token", "pulumi-token", "artifactory-key", "atlassian-token", "telegram-token", "age-key",
+    "hypaware-token", "jwt", "bearer-token", "basic-credentials", "cookie", "azure-client-secret", "private-key",
+    "url-password", "url-signature", "password", "assigned-secret",
 )  # fmt: skip
-"""The names of the rules that find secrets, for `redaction.rules_off`. `secrets_rules` implements them."""
+"""The names of the rules that find secrets, for `redaction.rules_off`. `privacy.secret_rules` implements them."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def _matching(pattern: str) -> Callable[[Any], str]:
 
 
 _name = _matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_host = _matching(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 
 
 def _names(raw: Any) -> tuple[str, ...]:
@@ -172,10 +174,35 @@ def _listen(raw: Any) -> str:
     return value
 
 
+def _destination(raw: Any) -> str:
+    value = _non_empty(raw)
+    if "://" not in value and not value.strip().startswith(("/", "~")):
+        raise ValueError("a relative path has no fixed place; write it in full")
+    return value
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether the name or address is this machine's, and other machines cannot reach it."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _hosts(raw: Any) -> tuple[str, ...]:
+    if not isinstance(raw, list | tuple):
+        raise ValueError
+    return tuple(_host(item).lower() for item in raw)
+
+
 def _url(raw: Any) -> str:
     parts = urlsplit(value := _non_empty(raw))
     if parts.scheme not in ("http", "https") or not parts.hostname or any(char.isspace() for char in value):
         raise ValueError
+    if parts.username is not None:
+        raise ValueError("it has a user name")
     if parts.query or parts.fragment:
         raise ValueError("it has a query or a fragment")
     return value.rstrip("/")
@@ -278,6 +305,7 @@ def _shared_catalog(raw: Any) -> dict[str, str]:
 _CATALOG_EXAMPLE = '{ type = "rest", uri = "https://catalog.example" }'
 TEXT = ValueType("text in quotes", '"text"', _text)
 NON_EMPTY = ValueType("text in quotes", '"text"', _non_empty)
+DESTINATION = ValueType("a folder's absolute path or an address", '"s3://bucket/prefix"', _destination)
 FLAG = ValueType("true or false", "true", _flag)
 DURATION = ValueType("a duration in ms, s, m, h or d", '"15m"', _duration, format_duration)
 DURATION_OR_OFF = ValueType(
@@ -291,6 +319,7 @@ PERIOD = ValueType("a daily period, or empty", '"22:00-07:00"', _period)
 SIZE = ValueType("a number of bytes", '"128MiB"', _size, format_size)
 MEMORY = ValueType("an amount of memory in k, m, g or t", '"1g"', _matching(r"(?i)[1-9]\d*[kmgt]"))
 LISTEN = ValueType("an address and a port", '"127.0.0.1:18521"', _listen)
+HOSTS = ValueType("a list of host names or addresses", '["192.0.2.7"]', _hosts, list)
 URL = ValueType("an http or https address", '"https://api.example"', _url)
 SERVER_URL = ValueType("the server's http or https address", '"https://host.example"', _server_url)
 PREFIX = ValueType("a path that starts with /", '"/v1"', _matching("/.*"))

@@ -12,13 +12,14 @@ import asyncio
 import logging
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 
 from hypaware import telemetry
+from hypaware.clients.session_hook import HookNotes
 from hypaware.config import ClientConfig, Config, UpstreamConfig
 from hypaware.config.schema import BUILT_IN_CLIENTS
 from hypaware.daemon.status_file import StatusFile
@@ -49,16 +50,18 @@ class GatewaySettings:
     recorded: tuple[str, ...]
     is_needed: bool
     """False if no client is enabled or attached and the config has no upstream."""
+    allowed_hosts: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, home: Home, config: Config) -> GatewaySettings:
         recorded = tuple(name for name in BUILT_IN_CLIENTS if config.clients.get(name, ClientConfig()).enabled)
         custom = gateway_routes.read_custom_upstreams(home)
         is_needed = bool(recorded or config.gateway.upstreams or gateway_routes.has_attached_client(home))
-        return cls(config.gateway.listen, (*config.gateway.upstreams, *custom), recorded, is_needed)
+        gateway = config.gateway
+        return cls(gateway.listen, (*gateway.upstreams, *custom), recorded, is_needed, gateway.allowed_hosts)
 
     def routes(self) -> Routes:
-        return Routes(self.upstreams, self.recorded)
+        return Routes(self.upstreams, self.recorded, self.allowed_hosts)
 
 
 @dataclass
@@ -83,11 +86,12 @@ class GatewayTask:
         self._config = config
         self._status = status
         self._clock = clock
+        self._notes = HookNotes(self._home, "claude")
         self._applied_config = config()
         self._writer = ExchangeWriter(
             spool,
             self._applied_config,
-            facts=lambda session: session_columns(self._home.root, "claude").get(session, {}),
+            facts=self._read_context,
             on_client_seen=self._record_client,
         )
         self._numbers = count()
@@ -110,13 +114,26 @@ class GatewayTask:
         # The unfinished exchanges of an earlier daemon are lost.
         await run_in_thread(lambda: shutil.rmtree(self._home.run / "spill", ignore_errors=True), "gateway")
         await self._check()
+        with suppress(OSError):
+            self._notes.announce()
 
     async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._absorb_notes())
+            while True:
+                # Not `wait_for`: in Python 3.11 it drops a cancellation that arrives together with the event.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_POLL_SECONDS):
+                        await self._wakeup.wait()
+                self._wakeup.clear()
+                await self._check()
+
+    async def _absorb_notes(self) -> None:
+        """Record the notes of the clients' hooks every second. Never fails: they are tried again."""
         while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._wakeup.wait(), _POLL_SECONDS)
-            self._wakeup.clear()
-            await self._check()
+            with suppress(Exception):
+                await run_in_thread(self._notes.absorb, "notes")
+            await asyncio.sleep(_POLL_SECONDS)
 
     def reload(self) -> None:
         self._open_retry.reset()
@@ -124,6 +141,8 @@ class GatewayTask:
 
     async def close(self) -> None:
         """Shut down after `run` was cancelled. Returns when every finished exchange is durable and sealed."""
+        with suppress(OSError):
+            self._notes.retract()
         if self._fallback_start is not None:
             # It may be handing over the socket right now.
             await asyncio.wait([self._fallback_start])
@@ -217,6 +236,12 @@ class GatewayTask:
         await gateway.gateway.stop_listening()
         gateway.claim.release()
         self._retired.append(gateway)
+
+    def _read_context(self, session: str) -> Mapping[str, str]:
+        """Return what hooks have noted about a session. Runs on the recorder's thread."""
+        with suppress(Exception):
+            self._notes.absorb()
+        return session_columns(self._home.root, "claude").get(session, {})
 
     def _record_client(self, client: str, at: datetime) -> None:
         """Note that a client called. Runs on the recorder's thread."""

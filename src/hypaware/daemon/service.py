@@ -83,6 +83,7 @@ class DaemonService:
                 await self._check_config()
         finally:
             log.info("the daemon is stopping")
+            self._status.announce_stop(self._clock.now())
             await _cancel([*tasks, *self._sinks.values()])
             await gateway.close()
             await flush.finish()
@@ -99,7 +100,8 @@ class DaemonService:
 
     async def _check_config(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wakeup.wait(), _POLL_SECONDS)
+            async with asyncio.timeout(_POLL_SECONDS):
+                await self._wakeup.wait()
         self._wakeup.clear()
         if not self._is_ours():
             log.warning("the home was removed or replaced")

@@ -1,6 +1,6 @@
 """The daemon's status file, `run/daemon.json`:
 
-    {pid, started_at, version,
+    {pid, started_at, version, stopping_since?,
      gateway: {listen, state, error, since, exchanges, recorded, incomplete, dropped, ignored, unknown, without_row,
                rejected_rows, redacted, last_exchange_at},
      sinks: {name: {next_round, last_round, last_status}}, flush: {last_flush, last_status},
@@ -31,7 +31,11 @@ log = logging.getLogger("hypaware.daemon")
 class StatusFile:
     def __init__(self, home: Home, started_at: datetime) -> None:
         self._path = daemon_status_path(home)
-        self._head = {"pid": os.getpid(), "started_at": _to_json(started_at), "version": __version__}
+        self._head: dict[str, object] = {
+            "pid": os.getpid(),
+            "started_at": _to_json(started_at),
+            "version": __version__,
+        }
         self._sinks: dict[str, dict[str, Any]] = {}
         self._parts: dict[str, dict[str, Any]] = {
             "gateway": {},
@@ -54,6 +58,10 @@ class StatusFile:
 
     def remove_sink(self, sink: str) -> None:
         self._sinks.pop(sink, None)
+        self.write()
+
+    def announce_stop(self, at: datetime) -> None:
+        self._head["stopping_since"] = _to_json(at)
         self.write()
 
     def write(self) -> None:

@@ -21,7 +21,7 @@ from hypaware.engine.launcher import Engine
 from hypaware.engine.protocol import HandedOver, NotAccepted, call_job, job_request
 from hypaware.errors import Cancelled, NotReady, Retryable, UsageError
 from hypaware.home import Home
-from hypaware.home.locks import is_locked, lock_holder
+from hypaware.home.locks import is_locked, lock_holder, signal_holder
 
 if TYPE_CHECKING:
     from hypaware.config import Config
@@ -110,8 +110,12 @@ def stop_engine(home: Home) -> bool:
                 raise NotReady(
                     f"{home.engine_lock} is locked by a process that is not an engine", kind="engine_unknown"
                 )
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            if not signal_holder(home.engine_lock, pid, signal.SIGKILL) and is_locked(home.engine_lock):
+                raise NotReady(
+                    f"the engine of {home.root} reports process id {pid}, which belongs to another process here: it "
+                    "runs in another container or on another machine; stop it there",
+                    kind="engine_elsewhere",
+                )
         time.sleep(_POLL_SECONDS)
     return True
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -38,6 +37,7 @@ GRACE_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.01
 _BACKLOG: Final = 128
+_SOCKET_FOLDER: Final = ("the engine's socket", "engine_socket_unsafe")
 LOG_LIMIT: Final = 8 * 1024 * 1024
 _LOG_TAIL_BYTES: Final = 2000
 # These are sent with each job, and do not apply to the engine process.
@@ -74,7 +74,7 @@ def connect_engine(home: Home) -> tuple[JobConnection, Message] | None:
     path = home.engine_socket
     if not _in_home(home):
         try:
-            _require_private(path.parent)
+            durable_files.require_private_folder(path.parent, *_SOCKET_FOLDER)
         except FileNotFoundError:
             return None
     with ExitStack() as on_failure:
@@ -211,7 +211,7 @@ def listen_on_socket(home: Home) -> socket.socket:
     else:
         with suppress(FileExistsError):
             path.parent.mkdir(mode=0o700)
-        _require_private(path.parent)
+        durable_files.require_private_folder(path.parent, *_SOCKET_FOLDER)
     path.unlink(missing_ok=True)
     with ExitStack() as on_failure:
         listener = on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -231,14 +231,3 @@ def remove_socket(home: Home) -> None:
 
 def _in_home(home: Home) -> bool:
     return home.engine_socket.parent == home.engine
-
-
-def _require_private(folder: Path) -> None:
-    status = folder.lstat()
-    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
-        return
-    raise NotReady(
-        f"{folder}, the folder of the engine's socket, is not private to you; remove it",
-        kind="engine_socket_unsafe",
-        repair=f"ls -ld {folder}",
-    )

@@ -197,15 +197,18 @@ def call_job(connection: JobConnection, request: Message, on_event: OnEvent) -> 
                     continue
             except ProtocolError:
                 message = None
-            except BaseException:
-                _cancel(connection, interrupts)
+            except BaseException as error:
+                failure = _cancel(connection, interrupts)
+                if isinstance(error, KeyboardInterrupt) and failure is not None:
+                    # The job reports what it did before.
+                    raise decode_error(failure) from None
                 raise
             match message or {}:
                 case {"type": "accepted"}:
                     accepted = True
                 case {"type": "result", "result": dict() as result}:
                     return result
-                case {"type": "error"} as failure:
+                case dict({"type": "error"}) as failure:
                     raise decode_error(failure)
                 case {"type": "handover"}:
                     raise HandedOver
@@ -218,17 +221,19 @@ def call_job(connection: JobConnection, request: Message, on_event: OnEvent) -> 
                     )
 
 
-def _cancel(connection: JobConnection, interrupts: _Interrupts) -> None:
-    """Cancel the job. Keep reading, so that a job that is blocked while sending can end, and ignore the rest."""
+def _cancel(connection: JobConnection, interrupts: _Interrupts) -> Message | None:
+    """Cancel the job and return its error. Keep reading, so that a job that is blocked while sending can end."""
     deadline = time.monotonic() + CALLER_CANCEL_SECONDS
     try:
         connection.send({"type": "cancel"})
         while True:
             match connection.receive(lambda: interrupts.wait(connection.socket, deadline)):
-                case None | {"type": "result" | "error" | "refused" | "handover"}:
-                    return
+                case dict({"type": "error"}) as failure:
+                    return failure
+                case None | {"type": "result" | "refused" | "handover"}:
+                    return None
     except (ConnectionError, TimeoutError, ProtocolError):
-        return
+        return None
 
 
 class _Interrupts:

@@ -246,7 +246,7 @@ class JobServer:
     def _failure(self, run: JobRun, error: BaseException) -> HypError:
         """Return the error for the caller. Only an unexpected error is logged with its traceback."""
         if run.cancelled.is_set():
-            return Cancelled(f"{run.name} was cancelled")
+            return error if isinstance(error, Cancelled) else Cancelled(f"{run.name} was cancelled")
         if isinstance(error, HypError):
             return error
         log.error("%s %s failed", run.name, run.id, exc_info=error)

@@ -5,14 +5,15 @@ with hypaware, and the home, must be available on the executors under the same p
 driver fsyncs and commits them.
 
 Spark's ports accept only connections that prove a secret, so that other users of the machine cannot read rows or send
-objects. Spark generates a new secret in each JVM, which never leaves its memory. A standalone cluster has one secret for
-its master, workers and drivers, which `engine.secret_file` names; a cluster without one is used without authentication.
+objects. Spark generates a new secret in each JVM, which never leaves its memory. A standalone cluster has one secret
+for its master, workers and drivers, which `engine.secret_file` names; without it, no authentication is used there.
 
 The temporary files of a session are in `<home>/engine/tmp/spark-*`. The folder is locked (flock) through a descriptor
 that this process and its JVM share, so it stays locked while either of them runs. The next session removes folders that
 are not locked.
 
 @ref engine#cluster
+@ref engine#ports
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JJavaError
 
 from hypaware.engine import class_archive, jars, jobs, jvm
 from hypaware.engine.jvm import EXIT_SECONDS, Jvm, start_jvm
@@ -133,7 +134,7 @@ def open_session(
     try:
         try:
             spark = _connect(process, settings)
-        except (Py4JError, OSError) as error:
+        except Exception as error:
             if _is_local(master):
                 raise
             raise _unreachable(master, error) from error
@@ -224,9 +225,7 @@ def _is_local(master: str) -> bool:
     return master.startswith("local")
 
 
-def _cluster_settings(
-    home: Home, master: str, jars: Sequence[Path], memory: str, secret_file: str
-) -> dict[str, str]:
+def _cluster_settings(home: Home, master: str, jars: Sequence[Path], memory: str, secret_file: str) -> dict[str, str]:
     """Return the settings of a cluster, with this machine's address on the network of the master, for the executors.
 
     Fails early if the master does not answer, because Spark would retry for a minute and then end the JVM.
@@ -278,8 +277,9 @@ def _unusable_secret(reason: str) -> NotReady:
 def _unreachable(master: str, error: Exception) -> HypError:
     # Read the exception while the JVM is still running.
     lines = str(error.java_exception if isinstance(error, Py4JJavaError) else error).strip().splitlines()
+    hint = "; if it requires spark.authenticate.secret, engine.secret_file must name a file with that secret"
     return NotReady(
-        f"cannot use the Spark master {master}: {lines[0] if lines else type(error).__name__}",
+        f"cannot use the Spark master {master}: {lines[0] if lines else type(error).__name__}{hint}",
         kind="master_unreachable",
         repair="hyp config set engine.master 'local[*]'",
     )

@@ -171,7 +171,7 @@ async def _send_letter(driver: Driver, sink: Sink, letter: DeadLetter) -> str | 
     assert stream is not None
     stream_destination.check_binding(driver.opened.home, driver.opened.store, stream, destination)
     planned = PlannedChunk(letter.chunk_id, letter.incarnation, letter.after, letter.last, letter.rows)
-    chunk = to_chunk(letter.key, driver.opened.gateway_id, planned)
+    chunk = to_chunk(letter.key, driver.opened.identity, planned)
     rows = letter.rows
     if not await retries.retry(lambda: call_sink(sink.has_chunk(chunk))):
         source = RowSource(driver.lake, driver.gate, sink, letter.key)

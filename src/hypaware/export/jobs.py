@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hypaware.engine.jobs import JobContext
@@ -27,6 +28,7 @@ from hypaware.lake import read
 from hypaware.lake.jobs import flush_datasets, store_incarnation
 from hypaware.spool import reader
 from hypaware.state.home_opener import open_home
+from hypaware.state.store import load_identity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
 _PROGRESS_SECONDS = 0.5
+# A home is rolled back once; a second stream may notice it in the next run.
+_MOST_INCARNATIONS = 3
 
 
 def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
@@ -68,10 +72,18 @@ def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
             # Committed rows are delivered nevertheless.
             context.note(f"rows in the spool could not be committed and are not delivered now: {error.message}")
             flush_error = error
-        thread = SparkThread(context)
         on_rows = _progress_reporter(context, opened, sinks)
-        driver = Driver(opened, context.config, LakeRowReader(context.home), options, thread.on_spark, on_rows)
-        reports = thread.run(driver.deliver(sinks))
+        for _ in range(_MOST_INCARNATIONS):
+            thread = SparkThread(context)
+            driver = Driver(opened, context.config, LakeRowReader(context.home), options, thread.on_spark, on_rows)
+            reports = thread.run(driver.deliver(sinks))
+            with opened.store.reading() as connection:
+                known = load_identity(connection)
+            if known is None or known.incarnation == opened.identity.incarnation:
+                break
+            context.note("this home was rolled back to an earlier state and is a new incarnation from now on")
+            opened = replace(opened, identity=known)
+            store_incarnation(context, known)
     if flush_error:
         raise flush_error
     return {"sinks": [report.as_json() for report in reports]}

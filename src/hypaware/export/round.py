@@ -21,11 +21,14 @@ from hypaware import faults, telemetry
 from hypaware.errors import Cancelled, HypError
 from hypaware.export import dead_letter_rows, stream_destination, stream_locks
 from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, call_sink, describe_error, retry_time
+from hypaware.export.rollback import RollbackCheck, hold_inherited
 from hypaware.export.rows import GateReport, PreparedRows, RowSource, cut_chunks, halve_chunk, missing_chunks, to_chunk
 from hypaware.export.sink import ChunkRefused, DestinationDenied, DestinationUnreachable, RangeOverlap
 from hypaware.export.status import StreamReport
 from hypaware.home.identity import Identity
+from hypaware.model import datasets
 from hypaware.state import dead_letters, flushes, mirror, streams
+from hypaware.state.store import load_identity
 from hypaware.state.streams import Intent, PlannedChunk, Stream, StreamKey
 
 if TYPE_CHECKING:
@@ -75,6 +78,12 @@ class StreamRound:
         self._rows = RowSource(self.lake, self.gate, self.sink, self.key)
         self._report = StreamReport(self.key)
         self._retries = RetryBudget(self.max_wait)
+        self._rollback = RollbackCheck(self.home, self.store, self.identity, self._rows, self._retries)
+        self._planned_under: Identity | None = None
+        """The identity of this round's intents; None before the first one."""
+        self._fresh_above: int | None = None
+        """Chunks of the intent above this sequence were never sent by anyone; None if another round left the intent."""
+        self._inherited: list[tuple[int, int]] = []
         self._uncertain = False
         """Whether the destination may have the current chunk without our knowledge."""
 
@@ -118,21 +127,29 @@ class StreamRound:
             high_water = flushes.load_high_water(connection, dataset).get(dataset, {}).get(source, 0)
         # With a pending intent the watermark has been found before; it rises when the intent is finished.
         if stream.watermark is None and self._load_stream()[1] is None:
+            await self._rollback.require_known_history(stream)
             self._report.after = self._report.last = await stream_destination.find_watermark(
                 self.store, self._rows, self.identity, stream, high_water, self._retries
             )
-        prefetch = _Prefetch(self._rows, high_water)
+        self._inherited = self._rollback.find_inherited(self._load_stream()[0], high_water)
+        end = high_water
+        if self._inherited and not self.sink.drops_known_rows():
+            end = max(self._inherited[0][0], self._load_stream()[0].watermark or 0)
+        prefetch = _Prefetch(self._rows, end)
         finished = 0
         try:
             while self.budget is None or finished < self.budget:
                 async with self.slots:
-                    if not await self._deliver_next(prefetch, high_water):
+                    if not await self._deliver_next(prefetch, end):
                         break
                 finished += 1
             else:
                 self._report.drained = False
         finally:
             await prefetch.close()
+        if end < high_water and self._report.drained:
+            after, last = self._inherited[0]
+            raise hold_inherited(self.key, self.lake.count(self.key.dataset, self.key.source, max(after, end), last))
         with self.store.transaction() as connection:
             streams.record_success(connection, self.key)
 
@@ -155,15 +172,28 @@ class StreamRound:
                     "restored without its state",
                     repair="hyp verify",
                 )
+            if watermark < high_water and self._planned_under is None:
+                await self._rollback.require_known_history(stream)
+                self._planned_under = await self._rollback.choose_identity(stream, high_water)
+                stream, _ = self._load_stream()
+                watermark = stream.watermark or 0
             if watermark == high_water:
                 return False
             prepared = await prefetch.take(watermark)
+            self._rollback.require_keys(stream, prepared)
             chunks = cut_chunks(
-                self.key, self.identity, watermark, prepared.reached, prepared.seqs, prepared.payload, self.sink.limits
-            )
+                self.key, self._planned_under or self.identity, watermark, prepared.reached, prepared.seqs,
+                prepared.payload, self.sink.limits, prepared.row_keys(datasets.get(self.key.dataset)),
+            )  # fmt: skip
+            self._fresh_above = max(stream.planned_to, watermark)
             intent = Intent(self.key, watermark, prepared.reached, tuple(chunks))
             _before_plan()
             with self.store.transaction() as connection:
+                known = load_identity(connection)
+                if known is None or known.incarnation != self.identity.incarnation:
+                    raise DeliveryStopped(
+                        "home_rolled_back", "the home became a new incarnation in the meantime", repair="hyp export"
+                    )
                 streams.save_intent(connection, intent)
             _after_plan()
             # Before the first byte leaves: if the state is lost, the mirror must know the ids that may have been sent.
@@ -176,6 +206,7 @@ class StreamRound:
             # Another round left the intent and may have sent parts of it. Chunks are sent one at a time and in order,
             # so those after the first due chunk were never sent. A restored state, however, has lost the
             # acknowledgements made since its backup.
+            self._fresh_above = None
             uncertain = {each.id for each in intent.due if each.incarnation != self.identity.incarnation}
             uncertain |= {each.id for each in intent.due[:1] if not each.unsent}
         while due:
@@ -220,6 +251,8 @@ class StreamRound:
             except ChunkRefused as reason:
                 return self._split_or_bury(chunk, rows, str(reason))
             except RangeOverlap as overlap:
+                if self._is_fresh(chunk):
+                    raise self._rollback.fork(self._load_stream()[0], overlap.covered.last, chunk.after) from None
                 missing = missing_chunks(self.key, self.identity.gateway_id, chunk, rows.seqs, overlap.covered)
                 if any(each.id == chunk.id for each in missing):
                     raise DeliveryStopped(
@@ -246,8 +279,9 @@ class StreamRound:
                 hyp_dataset=self.key.dataset, row_count=chunk.rows,
             ):  # fmt: skip
                 _before_send()
-                ship = self.sink.ship(to_chunk(self.key, self.identity.gateway_id, chunk), rows.payload, acked_to)
-                sent = await call_sink(ship, ChunkRefused, RangeOverlap)
+                is_fresh = self._is_fresh(chunk) and not self._uncertain
+                shipped = to_chunk(self.key, self.identity, chunk, is_fresh=is_fresh, inherited=self._inherited)
+                sent = await call_sink(self.sink.ship(shipped, rows.payload, acked_to), ChunkRefused, RangeOverlap)
                 _after_answer()
                 return sent
         except ChunkRefused:
@@ -255,7 +289,7 @@ class StreamRound:
             has_chunk = await self._has_chunk(chunk) if self._uncertain or inherited else False
             if has_chunk:
                 return 0
-            if has_chunk is None and self._uncertain:
+            if has_chunk is None and self._uncertain and not self.sink.keeps_ids:
                 raise StreamHeld(
                     streams.HELD_OUTCOME_UNKNOWN,
                     "the destination refuses a chunk that it may already have stored, and it cannot be queried: "
@@ -268,7 +302,12 @@ class StreamRound:
             raise
 
     async def _has_chunk(self, chunk: PlannedChunk) -> bool | None:
-        return await call_sink(self.sink.has_chunk(to_chunk(self.key, self.identity.gateway_id, chunk)))
+        return await call_sink(self.sink.has_chunk(to_chunk(self.key, self.identity, chunk)))
+
+    def _is_fresh(self, chunk: PlannedChunk) -> bool:
+        """Return whether a destination that has any of the chunk's range contradicts the state."""
+        is_current = chunk.incarnation == self.identity.incarnation
+        return is_current and self._fresh_above is not None and chunk.after >= self._fresh_above
 
     def _mark_unsent(self, chunk: PlannedChunk) -> None:
         with self.store.transaction() as connection:

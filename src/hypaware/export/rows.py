@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,11 +28,12 @@ from hypaware.home.identity import Identity
 from hypaware.lake import read
 from hypaware.lake.read import RowPage
 from hypaware.model import datasets
-from hypaware.model.datasets import SEQ
+from hypaware.model.datasets import SEQ, Dataset
 from hypaware.privacy import policy
+from hypaware.privacy.marker_key import load_marker_key
 from hypaware.privacy.policy import PrivacyPolicy
-from hypaware.privacy.redact import text_redactors
-from hypaware.privacy.secret_scanner import SECRET_HINT
+from hypaware.privacy.redact import Redaction, text_redactors
+from hypaware.privacy.secret_hint import SECRET_HINT
 from hypaware.state.streams import PlannedChunk, StreamKey
 
 if TYPE_CHECKING:
@@ -126,12 +127,14 @@ class PrivacyGate:
 
 def make_gate(home: Home, config: Config) -> PrivacyGate:
     is_withheld = PrivacyPolicy.from_config(home, config.privacy, remember=True).is_withheld
-    rules_off = frozenset(config.redaction.rules_off)
 
     @cache
     def redactors(dataset: str) -> Mapping[str, Redactor]:
-        columns = text_redactors(datasets.get(dataset)) if config.redaction.exported else {}
-        return {name: partial(redact, rules_off=rules_off) for name, redact in columns.items()}
+        if not config.redaction.exported:
+            return {}
+        redaction = Redaction(load_marker_key(home), frozenset(config.redaction.rules_off))
+        columns = text_redactors(datasets.get(dataset))
+        return {name: partial(redact, redaction=redaction) for name, redact in columns.items()}
 
     return PrivacyGate(is_withheld, redactors, partial(policy.check_privacy_files, home))
 
@@ -216,6 +219,14 @@ class PreparedRows:
         seqs: list[int] = self.table.column(SEQ).to_pylist()
         return seqs
 
+    def row_keys(self, dataset: Dataset) -> list[str | None]:
+        """Return the dedupe key of each row."""
+        keys: list[str | None] = _text_column(self.table, dataset.key_column).to_pylist()
+        if all(keys):
+            return keys
+        names = {dataset.key_column, *dataset.key_parts} & set(self.table.column_names)
+        return [dataset.key_of(row) for row in self.table.select(sorted(names)).to_pylist()]
+
     def slice(self, chunk: PlannedChunk) -> PreparedRows:
         after, last = chunk.after, chunk.last
         start, stop = bisect_right(self.seqs, after), bisect_right(self.seqs, last)
@@ -258,11 +269,11 @@ class RowSource:
 
 def cut_chunks(
     key: StreamKey, identity: Identity, after: int, last: int, seqs: Sequence[int], payload: Payload,
-    limits: ChunkLimits,
+    limits: ChunkLimits, row_keys: Sequence[object] = (),
 ) -> list[PlannedChunk]:  # fmt: skip
     """Return chunks that together cover (after, last] and hold the rows with the given sequences.
 
-    A row larger than the limit gets a chunk of its own.
+    A row larger than the limit gets a chunk of its own. `row_keys` become part of the ids.
     """
     incarnations = identity.incarnation_ranges()
     borders = [each.through for each in incarnations if each.through is not None]
@@ -287,7 +298,7 @@ def cut_chunks(
         if owner.through is not None and through > owner.through:
             through = owner.through
         first = max(after, owner.after)
-        chunk = make_chunk(key, identity.gateway_id, owner.incarnation, first, through)
+        chunk = make_chunk(key, identity.gateway_id, owner.incarnation, first, through, row_keys[start:stop])
         chunks.append(PlannedChunk(chunk.id, owner.incarnation, first, through, stop - start))
         after, start = through, stop
     return chunks
@@ -298,8 +309,8 @@ def halve_chunk(key: StreamKey, gateway_id: str, chunk: PlannedChunk, seqs: Sequ
     middle = len(seqs) // 2
     border = seqs[middle - 1]
     return [
-        _plan_chunk(key, gateway_id, chunk.incarnation, chunk.after, border, middle),
-        _plan_chunk(key, gateway_id, chunk.incarnation, border, chunk.last, len(seqs) - middle),
+        _plan_part(key, gateway_id, chunk, chunk.after, border, middle),
+        _plan_part(key, gateway_id, chunk, border, chunk.last, len(seqs) - middle),
     ]
 
 
@@ -310,18 +321,29 @@ def missing_chunks(
     ranges = [(max(after, chunk.after), min(last, chunk.last)) for after, last in covered.holes]
     ranges.append((max(covered.last, chunk.after), chunk.last))
     return [
-        _plan_chunk(
-            key, gateway_id, chunk.incarnation, after, last, bisect_right(seqs, last) - bisect_right(seqs, after)
-        )
+        _plan_part(key, gateway_id, chunk, after, last, bisect_right(seqs, last) - bisect_right(seqs, after))
         for after, last in ranges
         if after < last
     ]
 
 
-def _plan_chunk(key: StreamKey, gateway_id: str, incarnation: str, after: int, last: int, rows: int) -> PlannedChunk:
-    return PlannedChunk(make_chunk(key, gateway_id, incarnation, after, last).id, incarnation, after, last, rows)
+def _plan_part(key: StreamKey, gateway_id: str, of: PlannedChunk, after: int, last: int, rows: int) -> PlannedChunk:
+    if (after, last) == (of.after, of.last):
+        return of
+    # The id of the whole stands for its rows.
+    part = make_chunk(key, gateway_id, of.incarnation, after, last, (of.id,))
+    return PlannedChunk(part.id, of.incarnation, after, last, rows)
 
 
-def to_chunk(key: StreamKey, gateway_id: str, planned: PlannedChunk) -> Chunk:
-    """Return the planned chunk for the sink, under its recorded id even if the sink was renamed since."""
-    return Chunk(planned.id, key, gateway_id, planned.incarnation, planned.after, planned.last)
+def to_chunk(
+    key: StreamKey, identity: Identity, planned: PlannedChunk, *, is_fresh: bool = False,
+    inherited: Iterable[tuple[int, int]] = (),
+) -> Chunk:  # fmt: skip
+    """Return the planned chunk for the sink, under its recorded id even if the sink was renamed since.
+
+    `inherited`: ranges of rows that another home may deliver as well.
+    """
+    is_shared = any(after < planned.last and planned.after < last for after, last in inherited)
+    is_disputed = is_shared or identity.precedes(planned.incarnation, planned.after)
+    origin = (planned.id, key, identity.gateway_id, planned.incarnation)
+    return Chunk(*origin, planned.after, planned.last, is_fresh, is_disputed)

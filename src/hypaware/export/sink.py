@@ -39,11 +39,20 @@ class Chunk:
     incarnation: str
     after: int
     last: int
+    is_fresh: bool = False
+    """Whether it was never sent before. If the destination has any of its range, raise RangeOverlap."""
+    is_disputed: bool = False
+    """Whether some of its rows may have arrived under another incarnation, before this home was rolled back."""
 
 
-def make_chunk(stream: StreamKey, gateway_id: str, incarnation: str, after: int, last: int) -> Chunk:
-    """Return the chunk of a range. Its id depends on nothing that new rows, compaction, purges or moves can change."""
-    parts = [gateway_id, incarnation, stream.sink, stream.dataset, stream.source, after, last]
+def make_chunk(
+    stream: StreamKey, gateway_id: str, incarnation: str, after: int, last: int, keys: Sequence[object] = ()
+) -> Chunk:
+    """Return the chunk of a range. Its id depends on nothing that new rows, compaction or moves can change.
+
+    With the `keys` of its rows, a home that was rolled back never gives other rows the same id.
+    """
+    parts = [gateway_id, incarnation, stream.sink, stream.dataset, stream.source, after, last, *keys]
     return Chunk(sha256(orjson.dumps(parts)).hexdigest()[:32], stream, gateway_id, incarnation, after, last)
 
 
@@ -123,6 +132,8 @@ class RangeOverlap(Exception):
 
 class Sink(ABC):
     limits: ChunkLimits
+    keeps_ids = False
+    """Whether the destination never refuses a chunk that it has, sent again under the same id."""
     wants_sequence = False
     """Whether tables passed to `encode` begin with the sequence (`_hyp_ingest_seq`); otherwise public columns only."""
 
@@ -137,6 +148,19 @@ class Sink(ABC):
     @abstractmethod
     async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> StreamCoverage | None:
         """Return everything the destination has of the stream under that incarnation, or None if it cannot answer."""
+
+    async def highest(self, stream: StreamKey, gateway_id: str, incarnation: str, above: int) -> int | None:
+        """Return the highest sequence that the destination has of the stream under that incarnation.
+
+        None if it cannot answer. Called in every round, and only compared with `above`: a sink for which `coverage` is
+        expensive overrides this.
+        """
+        found = await self.coverage(stream, gateway_id, incarnation)
+        return found.last if found else None
+
+    def drops_known_rows(self) -> bool:
+        """Return whether the destination drops a row that it has under another incarnation, by the row's dedupe key."""
+        return False
 
     @abstractmethod
     def encode(self, rows: pa.Table) -> Payload:

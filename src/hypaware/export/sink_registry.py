@@ -6,7 +6,7 @@ Uses no network and imports nothing heavy: whether a round has anything to do is
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 
@@ -14,7 +14,7 @@ from cronsim import CronSim
 
 from hypaware import plugins, telemetry
 from hypaware.config import Config
-from hypaware.errors import HypError
+from hypaware.errors import ConfigError, HypError
 from hypaware.export.sink import Sink, SinkSettings, SinkType, SparkRunner
 from hypaware.home import Home
 from hypaware.home.identity import Identity
@@ -67,6 +67,24 @@ def sink_address(home: Home, config: Config, identity: Identity, sink: str) -> s
             kind="sink_kind_unusable",
             repair="hyp config show",
         ) from error
+
+
+def require_separate_destinations(home: Home, config: Config) -> None:
+    """Raise ConfigError if two sinks would deliver the same rows to one destination."""
+    seen: dict[tuple[str, str], str] = {}
+    for name, sink in config.sinks.items():
+        address = ""
+        # A destination that cannot be determined here is checked when rows are delivered.
+        with suppress(Exception):
+            address = sink_kinds()[sink.kind].address(SinkSettings(name, home, sink.options, sink.datasets, "", ""))
+        for dataset in sink.datasets if address else ():
+            other = seen.setdefault((address, dataset), name)
+            if other != name:
+                raise ConfigError(
+                    f"the sinks {other} and {name} both deliver {dataset} to {address}: each row would arrive twice",
+                    kind="destination_taken",
+                    repair=f"hyp config unset sinks.{name}",
+                )
 
 
 def resolve_sink(

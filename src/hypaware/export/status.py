@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from hypaware import telemetry
@@ -165,6 +166,8 @@ class StreamStatus:
     lag_seconds: float | None
     """Age of the oldest undelivered commit; None if its time is not recorded."""
     next_round: datetime | None
+    rows_without_sequence: int = 0
+    """Rows that another program added to the table. They are not delivered before they have a sequence."""
 
     def as_json(self) -> dict[str, Any]:
         state, stream, pending = self.state, self.state.stream, self.state.pending
@@ -176,6 +179,7 @@ class StreamStatus:
             "high_water": state.high_water,
             "lag_rows": self.lag_rows,
             "lag_seconds": self.lag_seconds,
+            "rows_without_sequence": self.rows_without_sequence,
             "exported_rows": stream.exported_rows if stream else 0,
             "updated_at": stream.updated_at if stream else None,
             "pending": asdict(pending) if pending else None,
@@ -194,7 +198,10 @@ class StreamStatus:
 def read_statuses(
     home: Home, config: Config, store: StateStore, now: datetime, sinks: Sequence[str] | None = None
 ) -> list[StreamStatus]:
+    from hypaware.lake.health import count_unnumbered_rows
+
     found = []
+    unnumbered = cache(partial(count_unnumbered_rows, home))
     for state in read_stream_states(home, config, store, sinks):
         key, after, lag = state.key, state.watermark or 0, 0
         lag_seconds: float | None = 0.0
@@ -208,7 +215,8 @@ def read_statuses(
                 oldest = flushes.first_commit_above(connection, key.dataset, after)
             lag_seconds = max(0.0, (now - oldest).total_seconds()) if oldest else None
         upcoming = None if state.removed else next_round_at(config.sinks[key.sink].schedule, now)
-        found.append(StreamStatus(state, lag, lag_seconds, upcoming))
+        lacking = unnumbered(key.dataset).get(key.source, 0)
+        found.append(StreamStatus(state, lag, lag_seconds, upcoming, lacking))
     return found
 
 

@@ -23,7 +23,9 @@ from hypaware.export.status import find_address
 from hypaware.export.stream_locks import lock_stream, lock_streams
 from hypaware.home import Home
 from hypaware.home.identity import Identity
+from hypaware.model import datasets
 from hypaware.state import dead_letters, flushes, mirror, streams
+from hypaware.state.inherited_segments import inherited_ranges
 from hypaware.state.store import Connection, load_identity
 from hypaware.state.streams import Intent, PlannedChunk, Stream, StreamKey
 
@@ -163,7 +165,8 @@ async def find_watermark(
     for after, until in holes:
         while after < until:
             rows = await source.page(after, until, limits.rows)
-            chunks += cut_chunks(stream.key, identity, after, rows.reached, rows.seqs, rows.payload, limits)
+            keys = rows.row_keys(datasets.get(stream.key.dataset))
+            chunks += cut_chunks(stream.key, identity, after, rows.reached, rows.seqs, rows.payload, limits, keys)
             after = rows.reached
     with store.transaction() as connection:
         # Drop the dead letters that the destination has or that are sent again. Keep those that exist nowhere else.
@@ -184,9 +187,10 @@ async def _query_coverage(
 ) -> StreamCoverage | None:
     """Query the destination under every incarnation, for the sequences that belong to it.
 
-    Rows that an earlier incarnation lacks below those of a later one are a hole as well.
+    Rows that an earlier incarnation lacks below those of a later one are a hole as well, unless the later one delivered
+    them after a rollback.
     """
-    last, holes = 0, []
+    ranges: list[tuple[int, int]] = []
     for epoch in identity.incarnation_ranges():
 
         async def query(incarnation: str = epoch.incarnation) -> StreamCoverage | None:
@@ -196,13 +200,9 @@ async def _query_coverage(
         if found is None:
             return None
         through = found.last if epoch.through is None else min(found.last, epoch.through)
-        if through <= epoch.after:
-            continue
-        if last < epoch.after:
-            holes.append((last, epoch.after))
-        holes += [(max(after, epoch.after), min(until, through)) for after, until in found.holes]
-        last = through
-    return StreamCoverage(last, tuple(hole for hole in holes if hole[0] < hole[1]))
+        starts, ends = [0, *(until for _, until in found.holes)], [*(after for after, _ in found.holes), through]
+        ranges += [(start, min(end, through)) for start, end in zip(starts, ends, strict=True)]
+    return StreamCoverage.from_ranges(each for each in ranges if each[0] < each[1])
 
 
 def _assume_watermark(store: StateStore, lake: RowReader, identity: Identity, stream: Stream, high_water: int) -> int:
@@ -249,8 +249,8 @@ def adopt(home: Home, config: Config, store: StateStore, sink: str) -> list[Bind
     """Continue the streams at the address that the config has now.
 
     If a removed sink delivered to that address before, its watermarks apply. If the delivery record was lost, every row
-    that existed at that moment is treated as delivered. A chunk that may have arrived and is refused now becomes a dead
-    letter: it is neither lost nor sent under other ids.
+    that existed at that moment is treated as delivered; after a rollback, every row that may have arrived. A chunk that
+    may have arrived and is refused now becomes a dead letter: it is neither lost nor sent under other ids.
     """
 
     def change(connection: Connection, stream: Stream) -> int:
@@ -260,6 +260,11 @@ def adopt(home: Home, config: Config, store: StateStore, sink: str) -> list[Bind
                 reason = f"it may have arrived before it was refused: {stream.last_error}"
                 dead_letters.add_letter(connection, make_letter(stream.key, intent.due[0], reason), None)
                 streams.finish_unsent_chunk(connection, stream.key, intent.due[0])
+        if stream.held == streams.HELD_ROLLED_BACK:
+            streams.set_history(connection, stream.key, streams.SKIP_DISPUTED)
+        if stream.held == streams.HELD_COPIED:
+            for _, last in inherited_ranges(connection, stream.key.dataset, stream.watermark or 0)[:1]:
+                streams.raise_watermark(connection, stream.key, last)
         # Only if it is held for this: a destination that can be queried reports what it has.
         if stream.watermark is None and stream.held == streams.HELD_HISTORY_LOST:
             high_water = flushes.load_high_water(connection, stream.key.dataset).get(stream.key.dataset, {})
@@ -274,9 +279,19 @@ def adopt(home: Home, config: Config, store: StateStore, sink: str) -> list[Bind
 
 
 def resend(home: Home, config: Config, store: StateStore, sink: str) -> list[BindingChange]:
-    """Restart the streams at the address that the config has now. Pending intents and dead letters are dropped."""
+    """Restart the streams at the address that the config has now. Pending intents and dead letters are dropped.
+
+    A stream that is held because the home was rolled back or copied continues instead, with all rows above its
+    watermark.
+    """
 
     def change(connection: Connection, stream: Stream) -> int:
+        if stream.held == streams.HELD_ROLLED_BACK:
+            streams.set_history(connection, stream.key, streams.RESEND_DISPUTED)
+            return 0
+        if stream.held == streams.HELD_COPIED:
+            streams.set_history(connection, stream.key, streams.RESEND_INHERITED)
+            return 0
         letters = dead_letters.list_stream_letters(connection, stream.key)
         streams.cancel_intent(connection, stream.key)
         dead_letters.drop_stream_letters(connection, stream.key)

@@ -2,7 +2,7 @@
 
 | state | meaning |
 |---|---|
-| `detached` | its settings do not name the gateway, and it is not attached |
+| `detached` | it is not attached |
 | `recording` | the gateway answers, and has seen the client since it was attached |
 | `attached` | the gateway answers, but has not seen the client yet |
 | `passing` | the daemon is not running: requests reach the provider, but nothing is recorded |
@@ -76,17 +76,17 @@ def attach_status(home: Home, client: ClientSettings, environment: Environment) 
     except SettingsRefused as reason:
         # Nothing was to be written here.
         base_url, problem = None, reason.message.removesuffix(". Nothing was written")
-    answered_by = probe_gateway(home, base_url) if base_url else None
+    # An address that attach did not write belongs to someone else, for example to a proxy of the user.
+    answered_by = probe_gateway(home, record.base_url) if record and base_url == record.base_url else None
     seen = read_activity(home).get(client.name, {})
     last_seen = seen.get("last_seen_at")
     exchanges = seen.get("exchanges")
-    if record is None and answered_by is None:
+    if record is None:
         state = "detached"
-    elif record is not None and base_url != record.base_url:
+    elif base_url != record.base_url:
         state = "changed"
     elif answered_by == "gateway":
-        attached_at = record.at if record else ""
-        state = "recording" if last_seen and str(last_seen) >= attached_at else "attached"
+        state = "recording" if last_seen and str(last_seen) >= record.at else "attached"
     else:
         state = "passing" if answered_by else "broken"
     return AttachStatus(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from backports import zstd
 
 from hypaware.gateway.exchange import DecodedExchange, Headers, RecordedBody, RecordedExchange, SseEvent
 from hypaware.privacy.redact import (
+    Redaction,
     map_json,
     redact_headers,
     redact_json,
@@ -301,16 +302,16 @@ _DECODERS: dict[str, Callable[[Blocks], Iterator[bytes]]] = {
 }
 
 
-def redact_exchange(decoded: DecodedExchange, rules_off: Collection[str] = ()) -> tuple[DecodedExchange, Counter[str]]:
+def redact_exchange(decoded: DecodedExchange, redaction: Redaction) -> tuple[DecodedExchange, Counter[str]]:
     """Return the exchange without secrets, and how often each rule matched."""
     counts: Counter[str] = Counter()
-    request, request_text = _redact_body(decoded.request, decoded.request_text, rules_off, counts)
+    request, request_text = _redact_body(decoded.request, decoded.request_text, redaction, counts)
     if decoded.events is None:
-        response, response_text = _redact_body(decoded.response, decoded.response_text, rules_off, counts)
+        response, response_text = _redact_body(decoded.response, decoded.response_text, redaction, counts)
         events: tuple[SseEvent, ...] | None = None
     else:
         before = counts.total()
-        events = _redact_stream(decoded.events, rules_off, counts)
+        events = _redact_stream(decoded.events, redaction, counts)
         response, response_text = decoded.response, decoded.response_text
         if counts.total() != before:
             response_text = "".join(map(_serialize_event, events))
@@ -320,14 +321,14 @@ def redact_exchange(decoded: DecodedExchange, rules_off: Collection[str] = ()) -
     return replace(decoded, **bodies, events=events), counts
 
 
-def _redact_body(document: Any, text: str | None, off: Collection[str], counts: Counter[str]) -> tuple[Any, str | None]:
+def _redact_body(document: Any, text: str | None, redaction: Redaction, counts: Counter[str]) -> tuple[Any, str | None]:
     if text is None:
         return document, None
     if document is None:
-        text, found = redact_text(text, off)
+        text, found = redact_text(text, redaction)
         counts.update(found)
         return None, text
-    document, found = redact_json(document, off)
+    document, found = redact_json(document, redaction)
     counts.update(found)
     if not found:
         return document, text
@@ -336,10 +337,10 @@ def _redact_body(document: Any, text: str | None, off: Collection[str], counts: 
         return document, orjson.dumps(document).decode()
     except TypeError:
         # Nested too deeply to serialize.
-        return document, redact_text(text, off)[0]
+        return document, redact_text(text, redaction)[0]
 
 
-def _redact_stream(events: Sequence[SseEvent], off: Collection[str], counts: Counter[str]) -> tuple[SseEvent, ...]:
+def _redact_stream(events: Sequence[SseEvent], redaction: Redaction, counts: Counter[str]) -> tuple[SseEvent, ...]:
     """Redact the fragments of each text joined, because a secret may be split anywhere, then event by event.
 
     If the joined fragments contain a secret, the first one gets all of the redacted text and the others become empty,
@@ -354,13 +355,13 @@ def _redact_stream(events: Sequence[SseEvent], off: Collection[str], counts: Cou
         if len(fragments) < 2:
             continue
         joined = "".join(fragment.holder[fragment.name] for fragment in fragments)
-        text, kinds = redact_json_text(joined, off) if fragments[0].is_json else redact_text(joined, off)
+        text, kinds = redact_json_text(joined, redaction) if fragments[0].is_json else redact_text(joined, redaction)
         if kinds:
             counts.update(kinds)
             for fragment in fragments:
                 fragment.holder[fragment.name] = ""
             fragments[0].holder[fragments[0].name] = text
-    found = [redact_json(document, off) for document in documents]
+    found = [redact_json(document, redaction) for document in documents]
     counts.update(kind for _, each in found for kind in each.elements())
     return tuple(SseEvent(event.type, document) for event, (document, _) in zip(events, found, strict=True))
 

@@ -35,7 +35,9 @@ from hypaware.gateway.raw_exchanges import StoredParts, build_raw_row
 from hypaware.model.datasets import Row, RowRejected, coerce_row
 from hypaware.model.privacy_class import PrivacyClass
 from hypaware.model.schemas import AI_GATEWAY_EXCHANGES, AI_GATEWAY_MESSAGES
+from hypaware.privacy.marker_key import load_marker_key
 from hypaware.privacy.policy import PrivacyPolicy
+from hypaware.privacy.redact import Redaction
 from hypaware.spool.writer import Spool
 
 _BODY_COLUMNS = ("request_body", "response_body", "body_refs")
@@ -96,7 +98,8 @@ class ExchangeWriter:
 
     def update_config(self, config: Config) -> None:
         """Apply a changed config to exchanges that end from now on."""
-        self._redaction = config.redaction
+        rules_off = frozenset(config.redaction.rules_off)
+        self._redaction = Redaction(load_marker_key(self._home), rules_off) if config.redaction.kept else None
         self._privacy = PrivacyPolicy(
             self._home,
             config.privacy.folders,
@@ -122,8 +125,8 @@ class ExchangeWriter:
                 self._conversations.clear()
             decoded = decode_exchange(recording)
             redactions: Counter[str] = Counter()
-            if self._redaction.kept:
-                decoded, redactions = redact_exchange(decoded, self._redaction.rules_off)
+            if self._redaction is not None:
+                decoded, redactions = redact_exchange(decoded, self._redaction)
             projection = project_exchange(decoded, self._conversations, facts=self._facts)
             try:
                 if client := projection.client_name or decoded.client_name:

@@ -122,6 +122,7 @@ class Fallback:
     def _open_control(self) -> socket.socket:
         path = handover.control_socket_path(self._home)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handover.require_own_folder(self._home)
         # A leftover socket of a process that no longer holds the lock.
         path.unlink(missing_ok=True)
         control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -241,10 +242,19 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, h
         return
     method, target, version = first.split(b" ")
     path = target.decode("utf-8", "surrogateescape")
+    known_routes = _load_routes(home)
+    fields = (each.decode("latin-1").partition(":") for each in headers)
+    if (refusal := known_routes.find_refusal((name.strip(), value) for name, _, value in fields)) is not None:
+        await _send_error(writer, 403, refusal, "requests from web pages and for other hosts are refused")
+        return
     if path.partition("?")[0] == handover.HEALTH_PATH:
         await _send_json(writer, 200, handover.describe_health(home, "fallback"))
         return
-    match = _load_routes(home).find(path)
+    if any(each.lower().startswith(b"upgrade:") and b"websocket" in each.lower() for each in headers):
+        # As in the gateway: the client uses HTTP at once.
+        await _send_error(writer, 426, "websocket_refused", "WebSockets are not supported", "Upgrade: HTTP/1.1")
+        return
+    match = known_routes.find(path)
     if match is None:
         await _send_error(writer, 404, "no_route", f"no upstream is configured for {path.partition('?')[0][:200]}")
         return
@@ -273,10 +283,10 @@ def _load_routes(home: Home) -> Routes:
     from hypaware import config
     from hypaware.errors import HypError
 
-    configured: tuple[config.UpstreamConfig, ...] = ()
+    gateway = config.GatewayConfig()
     with suppress(HypError, OSError):
-        configured = config.load(home).gateway.upstreams
-    return Routes([*configured, *routes.read_custom_upstreams(home)])
+        gateway = config.load(home).gateway
+    return Routes((*gateway.upstreams, *routes.read_custom_upstreams(home)), allowed_hosts=gateway.allowed_hosts)
 
 
 def _build_header(method: bytes, address: str, url: SplitResult, version: bytes, headers: list[bytes]) -> bytes:
@@ -322,18 +332,18 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         await writer.drain()
 
 
-async def _send_error(writer: asyncio.StreamWriter, status: int, kind: str, message: str) -> None:
-    await _send_json(
-        writer, status, {"type": "error", "error": {"type": kind, "message": f"HypAware on this machine: {message}"}}
-    )
+async def _send_error(writer: asyncio.StreamWriter, status: int, kind: str, message: str, *headers: str) -> None:
+    error = {"type": kind, "message": f"HypAware on this machine: {message}"}
+    await _send_json(writer, status, {"type": "error", "error": error}, *headers)
 
 
-async def _send_json(writer: asyncio.StreamWriter, status: int, document: dict[str, object]) -> None:
+async def _send_json(writer: asyncio.StreamWriter, status: int, document: dict[str, object], *headers: str) -> None:
     body = json.dumps(document).encode()
     writer.write(
         b"HTTP/1.1 %d \r\nContent-Type: application/json\r\nContent-Length: %d\r\nServer: hypaware-fallback\r\n"
-        b"Connection: close\r\n\r\n" % (status, len(body))
+        b"Connection: close\r\n" % (status, len(body))
     )
+    writer.write("".join(f"{each}\r\n" for each in (*headers, "")).encode())
     writer.write(body)
     await writer.drain()
 

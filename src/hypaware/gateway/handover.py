@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from hypaware import __version__
 from hypaware.errors import NotReady
 from hypaware.gateway import routes
-from hypaware.home import Home, locks
+from hypaware.home import Home, durable_files, locks
 
 HEALTH_PATH = "/_hypaware/health"
 """The gateway and the fallback answer `GET` of this path themselves, with `health`."""
@@ -40,6 +40,8 @@ _PORTS_TRIED = 50
 _LOWEST_PORT = 1024
 _HIGHEST_PORT = 65535
 _DEFAULT_PORT = 18530
+SERVER_PORT = 18522
+"""The default port of `hyp server run`: never suggested for the gateway."""
 
 
 def control_socket_path(home: Home) -> Path:
@@ -234,7 +236,18 @@ def ensure_listener(home: Home, base_url: str) -> bool:
     return start_fallback(home, parts.netloc)
 
 
+def require_own_folder(home: Home) -> None:
+    """Raise NotReady if the control socket is not in the home, and others may have created its folder."""
+    folder = control_socket_path(home).parent
+    if folder != home.run:
+        durable_files.require_private_folder(folder, "the fallback's socket", "fallback_socket_unsafe")
+
+
 def _connect_control(home: Home) -> socket.socket | None:
+    try:
+        require_own_folder(home)
+    except FileNotFoundError:
+        return None
     control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     control.settimeout(_ANSWER_SECONDS)
     try:
@@ -280,7 +293,8 @@ def find_free_address(listen: str) -> str:
         if port.isdecimal() and _LOWEST_PORT <= int(port) <= _HIGHEST_PORT - _PORTS_TRIED
         else _DEFAULT_PORT
     )
-    candidates = [f"{at}:{first + n}" for at in dict.fromkeys((host, "127.0.0.1")) for n in range(_PORTS_TRIED)]
+    ports = [port for port in range(first, first + _PORTS_TRIED) if port != SERVER_PORT]
+    candidates = [f"{at}:{port}" for at in dict.fromkeys((host, "127.0.0.1")) for port in ports]
     return next((address for address in candidates if bind_problem(address) is None), candidates[0])
 
 

@@ -47,6 +47,12 @@ _ERRORS = {
         421,
         "this is not a general proxy. Set the client's base URL to its address instead of using HTTP_PROXY.",
     ),
+    "foreign_host": (
+        403,
+        "requests for {host} are refused, because a web page may have sent them. Use 127.0.0.1 or localhost in the "
+        "client's base URL, or add the name to gateway.allowed_hosts in the config.",
+    ),
+    "cross_site": (403, "requests from web pages are refused."),
     "malformed_request": (
         400,
         "this is not an HTTP/1.1 request, or its header is too large. Use plain HTTP, not TLS.",
@@ -176,10 +182,10 @@ def select_headers(headers: Headers, *, of_request: bool) -> CIMultiDict[str]:
     return forwarded
 
 
-def build_error(kind: str, *, close: bool = True, path: str = "", upstream: str = "") -> web.Response:
+def build_error(kind: str, *, close: bool = True, path: str = "", upstream: str = "", host: str = "") -> web.Response:
     """Build the response for a kind of error. It closes the connection, unless the whole request was read."""
     status, message = _ERRORS[kind]
-    message = message.format(path=path.partition("?")[0][:200], upstream=upstream)
+    message = message.format(path=path.partition("?")[0][:200], upstream=upstream, host=host[:200])
     response = web.Response(
         status=status,
         body=orjson.dumps(

@@ -7,7 +7,7 @@ without a mark is accepted too, and its path decides.
 
     /claude/v1/messages              → https://api.anthropic.com/v1/messages
     /codex/v1/responses              → https://api.openai.com/v1/responses
-    /codex/backend-api/codex/…       → https://chatgpt.com/backend-api/codex/…
+    /codex/chatgpt/codex/…           → https://chatgpt.com/backend-api/codex/…
     /v1/messages                     → https://api.anthropic.com/v1/messages
 
 The upstreams of the config come first, then the clients' presets; within each group the longest prefix wins. An
@@ -16,6 +16,12 @@ upstream whose own prefix begins with a mark is compared with the path as writte
 
 Paths are compared and forwarded as written, without decoding or normalization. A prefix must end at a segment boundary:
 `/v1` is not a prefix of `/v10`.
+
+A request that a web page may have sent is refused: a browser names the page in `Origin` and `Sec-Fetch-Site`, and a
+page whose name resolves to this machine names itself in `Host`. Addresses, `localhost` and `gateway.allowed_hosts` are
+accepted as hosts. Clients that are not browsers send neither header, and the host of their base URL.
+
+A base URL with a user or a password is used without them: the gateway would add them to requests of any local program.
 
 Upstreams are verified against the system's authorities and those in the file that SSL_CERT_FILE names. HTTPS_PROXY,
 HTTP_PROXY, ALL_PROXY and NO_PROXY apply, because a machine behind a proxy has no other way out; loopback addresses
@@ -29,7 +35,7 @@ import ipaddress
 import json
 import ssl
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +50,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 20.0
 _DETACHED_SECONDS = 7 * 86_400.0
+_CHATGPT = "/chatgpt/"
+"""Stands for /backend-api/ in a base URL of Codex."""
 _PROVIDERS = {"claude": "anthropic", "codex": "openai"}
 
 
@@ -89,12 +97,24 @@ PRESETS: dict[str, tuple[Route, ...]] = {
 
 
 class Routes:
-    def __init__(self, upstreams: Sequence[UpstreamConfig | Route], recorded: Collection[str] = tuple(PRESETS)) -> None:
+    def __init__(
+        self,
+        upstreams: Sequence[UpstreamConfig | Route],
+        recorded: Collection[str] = tuple(PRESETS),
+        allowed_hosts: Collection[str] = (),
+    ) -> None:
         """`recorded` names the enabled clients. Other clients are served but not recorded."""
         self._configured = tuple(
-            Route(each.name, each.path_prefix, each.base_url, each.provider or each.name, each.strip_prefix)
+            Route(
+                each.name,
+                each.path_prefix,
+                _without_user(each.base_url),
+                each.provider or each.name,
+                each.strip_prefix,
+            )
             for each in upstreams
         )
+        self._allowed_hosts = frozenset(allowed_hosts)
         self._recorded = frozenset(recorded)
         # If two clients share a prefix, a request without a mark more likely comes from a recorded one.
         by_likelihood = sorted(PRESETS, key=lambda client: client not in self._recorded)
@@ -102,6 +122,30 @@ class Routes:
 
     def all(self) -> tuple[Route, ...]:
         return self._configured + self._presets
+
+    def find_refusal(self, headers: Iterable[tuple[str, str]]) -> str | None:
+        """Return the kind of error for a request that a web page may have sent, or None."""
+        sent = [(name.lower(), value.strip().lower()) for name, value in headers]
+        hosts = [value for name, value in sent if name == "host"]
+        if not all(self._is_own_host(host) for host in hosts):
+            return "foreign_host"
+        own_origins = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts}
+        is_foreign = any(
+            (name == "origin" and value not in own_origins)
+            or (name == "sec-fetch-site" and value not in ("none", "same-origin"))
+            for name, value in sent
+        )
+        return "cross_site" if is_foreign else None
+
+    def _is_own_host(self, host: str) -> bool:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+            if is_loopback(name) or name in self._allowed_hosts:
+                return True
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
 
     def find(self, target: str) -> RouteMatch | None:
         """Return the match for a request target: a path with its query."""
@@ -125,10 +169,20 @@ class Routes:
         return RouteMatch(route, route.base_url.rstrip("/") + path, path)
 
 
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else url
+
+
 def _split_mark(path: str) -> tuple[str | None, str]:
     """Return the client whose mark the path has, and the path without it."""
     first, slash, rest = path[1:].partition("/")
-    return (first, slash + rest or "/") if first in PRESETS else (None, path)
+    if first not in PRESETS:
+        return None, path
+    path = slash + rest or "/"
+    if first == "codex" and path.startswith(_CHATGPT):
+        path = "/backend-api/" + path.removeprefix(_CHATGPT)
+    return first, path
 
 
 def _longest_match(routes: Sequence[Route], path: str) -> Route | None:

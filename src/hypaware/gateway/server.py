@@ -35,6 +35,7 @@ from yarl import URL
 
 from hypaware.errors import ConfigError, NotReady
 from hypaware.gateway import proxy
+from hypaware.gateway.exchange import Headers
 from hypaware.gateway.recorder import ExchangeCapture, ExchangeHandler, Recorder, RecorderCounts, RecorderLimits
 from hypaware.gateway.routes import (
     CONNECT_SECONDS,
@@ -163,7 +164,8 @@ class GatewayServer:
         runner, self._runner = self._runner, None
         self._stopping = True
         try:
-            await asyncio.wait_for(self._idle.wait(), grace)
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
         except TimeoutError:
             for task in self._running:
                 task.cancel()
@@ -177,14 +179,20 @@ class GatewayServer:
         task = asyncio.current_task()
         assert task is not None
         try:
+            began_at = time.perf_counter()
+            headers = proxy.decode_headers(request.raw_headers)
+            if (refusal := self._routes.find_refusal(headers)) is not None:
+                return proxy.build_error(refusal, host=request.headers.get("Host", ""))
             page = self._local_pages.get(request.raw_path.partition("?")[0])
             if page is not None:
                 return web.Response(body=orjson.dumps(page()), content_type="application/json")
+            if "websocket" in request.headers.get("Upgrade", "").lower():
+                # Codex asks for a WebSocket first. With 426 it uses HTTP at once, with any other status after seconds.
+                return proxy.build_error("websocket_refused")
             if self._stopping:
                 return proxy.build_error("stopping")
             self._running.add(task)
             self._idle.clear()
-            began_at = time.perf_counter()
             target = request.raw_path
             if not target.startswith("/"):
                 # An absolute URL is accepted if it names this gateway.
@@ -197,7 +205,7 @@ class GatewayServer:
             match = self._routes.find(target)
             if match is None:
                 return proxy.build_error("no_route", close=False, path=target)
-            return await self._relay(request, match, began_at)
+            return await self._relay(request, headers, match, began_at)
         except ConnectionError:
             raise
         except Exception as error:
@@ -211,14 +219,12 @@ class GatewayServer:
             if not self._running:
                 self._idle.set()
 
-    async def _relay(self, request: proxy.GatewayRequest, match: RouteMatch, began_at: float) -> web.StreamResponse:
+    async def _relay(
+        self, request: proxy.GatewayRequest, headers: Headers, match: RouteMatch, began_at: float
+    ) -> web.StreamResponse:
         assert self._session is not None
-        headers = proxy.decode_headers(request.raw_headers)
         capture = ExchangeCapture(self._recorder, match.route, request.method, match.path, headers)
         try:
-            if "websocket" in request.headers.get("Upgrade", "").lower():
-                capture.finish("websocket_refused")
-                return proxy.build_error("websocket_refused")
             upload = proxy.Upload(request, capture) if request.body_exists else None
             outbound = self._proxies.get(match.route.base_url)
             forwarded = proxy.select_headers(headers, of_request=True)

@@ -20,7 +20,6 @@ from hypaware.home import Home, locks
 # A process that only checks whether a daemon runs holds the lock for a moment.
 _LOCK_SECONDS = 2.0
 _POLL_SECONDS = 0.02
-_PROCESSES = Path("/proc")
 
 
 def daemon_lock_path(home: Home) -> Path:
@@ -59,8 +58,8 @@ def running_daemon(home: Home) -> int | None:
         return pid
     # A daemon that started on a full disk could not write its pid into the lock file.
     with suppress(OSError):  # the system has no /proc
-        for each in _PROCESSES.iterdir():
-            if each.name.isdecimal() and int(each.name) != os.getpid() and _has_open(int(each.name), path):
+        for each in locks.PROCESSES.iterdir():
+            if each.name.isdecimal() and int(each.name) != os.getpid() and locks.has_open(int(each.name), path):
                 return int(each.name)
     return None
 
@@ -81,46 +80,11 @@ def read_daemon_status(home: Home) -> dict[str, Any]:
 def signal_daemon(home: Home, pid: int, number: signal.Signals) -> None:
     """Signal the daemon, but never another process that reuses its pid. A daemon that has ended is not an error.
 
-    A killed daemon leaves its pid in the lock file; the system may reuse that pid by the time the next daemon has
-    taken the lock. Raises NotReady if the process with this pid does not hold the lock: the daemon then runs in another
-    container.
+    Raises NotReady if the process with this pid does not hold the lock: the daemon then runs in another container.
     """
-    with suppress(ProcessLookupError), _pinned_process(pid) as deliver:
-        if _has_open(pid, daemon_lock_path(home)):
-            deliver(number)
-        elif running_daemon(home) == pid:
-            raise NotReady(
-                f"the daemon of {home.root} reports process id {pid}, which belongs to another process here: it runs "
-                "in another container or on another machine; stop it there",
-                kind="daemon_elsewhere",
-            )
-
-
-@contextmanager
-def _pinned_process(pid: int) -> Iterator[Callable[[signal.Signals], None]]:
-    """Yield a function that signals this very process, safe against pid reuse where the system supports pidfds."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        raise
-    except (AttributeError, OSError):
-        yield lambda number: os.kill(pid, number)
-        return
-    try:
-        yield lambda number: signal.pidfd_send_signal(handle, number)
-    finally:
-        os.close(handle)
-
-
-def _has_open(pid: int, path: Path) -> bool:
-    """Return whether the process has the file open, as a daemon has its lock file. True on systems without /proc."""
-    files = _PROCESSES / str(pid) / "fd"
-    if not (_PROCESSES / "self" / "fd").is_dir():
-        return True
-    with suppress(OSError):
-        expected = path.stat()
-        for each in files.iterdir():
-            with suppress(OSError):
-                if os.path.samestat(each.stat(), expected):
-                    return True
-    return False
+    if not locks.signal_holder(daemon_lock_path(home), pid, number) and running_daemon(home) == pid:
+        raise NotReady(
+            f"the daemon of {home.root} reports process id {pid}, which belongs to another process here: it runs "
+            "in another container or on another machine; stop it there",
+            kind="daemon_elsewhere",
+        )

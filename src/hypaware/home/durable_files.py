@@ -156,3 +156,13 @@ def open_regular_file(path: Path) -> BinaryIO:
     except BaseException:
         os.close(fd)
         raise
+
+
+def require_private_folder(folder: Path, purpose: str, kind: str) -> None:
+    """Raise NotReady unless only this user can use the folder, which is in a place where everyone can create one."""
+    status = folder.lstat()
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
+        return
+    raise NotReady(
+        f"{folder}, the folder of {purpose}, is not private to you; remove it", kind=kind, repair=f"ls -ld {folder}"
+    )

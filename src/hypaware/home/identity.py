@@ -2,7 +2,7 @@
 
 A home is unchanged if its path, its inode and its machine are the same. With the same inode at another path it was
 moved. With another inode, or on another machine, it is a copy. A home gets a new `incarnation` when its history may
-have forked (it was copied, or its state was rebuilt), so that deliveries of the two are never confused.
+have forked (it was copied or rolled back, or its state was rebuilt), so that deliveries of the two are never confused.
 
 @ref homes#identity
 """
@@ -72,6 +72,10 @@ class Identity:
             return HomeLocation.COPIED
         return HomeLocation.HERE if self.home_path == str(root.resolve()) else HomeLocation.MOVED
 
+    def without_parents(self) -> Identity:
+        """Return the same home with all its sequences under the current incarnation."""
+        return replace(self, parents=(), forks=())
+
     def descends_from(self, other: Identity) -> bool:
         """Report whether this is the same incarnation as the other one or a later one of the same home."""
         return other.incarnation in (self.incarnation, *self.parents)
@@ -83,6 +87,10 @@ class Identity:
             ranges.append(IncarnationRange(incarnation, after, max(after, through)))
             after = max(after, through)
         return [*ranges, IncarnationRange(self.incarnation, after, None)]
+
+    def precedes(self, incarnation: str, seq: int) -> bool:
+        """Report whether the incarnation owns only sequences above this one."""
+        return any(each.incarnation == incarnation and seq < each.after for each in self.incarnation_ranges())
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from pathlib import Path
 from hypaware.errors import NotReady
 from hypaware.home import Home, durable_files
 
+PROCESSES = Path("/proc")
 WAIT_SECONDS = 20.0
 _POLL_SECONDS = 0.05
 
@@ -93,6 +95,48 @@ def lock_holder(path: Path) -> int | None:
         return int(path.read_bytes())
     except (FileNotFoundError, ValueError):
         return None
+
+
+def signal_holder(path: Path, pid: int, number: signal.Signals) -> bool:
+    """Signal the holder of a lock, but never another process that reuses its pid.
+
+    A killed holder leaves its pid in the lock file, and the system may reuse that pid by the time the next holder has
+    taken the lock. Return False if the process has not opened the lock file. A process that has ended is not an error.
+    """
+    with suppress(ProcessLookupError), _pinned_process(pid) as deliver:
+        if not has_open(pid, path):
+            return False
+        deliver(number)
+    return True
+
+
+@contextmanager
+def _pinned_process(pid: int) -> Iterator[Callable[[signal.Signals], None]]:
+    """Yield a function that signals this very process, safe against pid reuse where the system supports pidfds."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):
+        yield lambda number: os.kill(pid, number)
+        return
+    try:
+        yield lambda number: signal.pidfd_send_signal(handle, number)
+    finally:
+        os.close(handle)
+
+
+def has_open(pid: int, path: Path) -> bool:
+    """Return whether the process has the file open, as a holder has its lock file. True on systems without /proc."""
+    if not (PROCESSES / "self" / "fd").is_dir():
+        return True
+    with suppress(OSError):
+        expected = path.stat()
+        for each in (PROCESSES / str(pid) / "fd").iterdir():
+            with suppress(OSError):
+                if os.path.samestat(each.stat(), expected):
+                    return True
+    return False
 
 
 def is_locked(path: Path, *, by_jvm: bool = False) -> bool:

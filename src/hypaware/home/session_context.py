@@ -1,8 +1,9 @@
 """The session context that clients' hooks record: `<HYP_HOME>/clients/<name>/session-context.jsonl`.
 
-Each line is `{session_id, cwd, git_branch, git_remote, head_sha, repo_root, at}`. The hooks (`clients.session_hook`)
-write the file and limit its size. The first note of a session provides the columns of its rows; the last one says where
-it is now. Invalid lines and unreadable files are skipped. Files are cached until they change.
+Each line is `{session_id, cwd, git_branch, git_remote, head_sha, repo_root, at}`. `clients.session_hook` writes the
+file and limits its size. The first line of a session provides the columns of its rows; the last one says where it is
+now.
+Invalid lines and unreadable files are skipped. Files are cached until they change.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FILE_NAME = "session-context.jsonl"
 _MAX_BYTES = 4 << 20
 
 SessionColumns = Mapping[str, Mapping[str, str]]
-"""Session id → columns, from the session's first note."""
+"""Session id → columns, from the session's first line."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class SessionFolder:
     session_id: str
     started_in: str
     cwd: str
-    """The working directory of the last note."""
+    """The working directory of the last line."""
     at: str
 
 
@@ -62,7 +63,7 @@ def working_directory(home: Home, session_id: str) -> str | None:
 
 
 def sessions_around(home: Home, folder: Path) -> list[SessionFolder]:
-    """Return the sessions last noted in the folder or in a folder above it, newest first."""
+    """Return the sessions last seen in the folder or in a folder above it, newest first."""
     places = {str(each) for path in (folder, folder.resolve()) for each in (path, *path.parents)}
     sessions = (session for file in _read_files(home.root) for session in file.folders.values())
     return sorted((each for each in sessions if each.cwd in places), key=lambda each: each.at, reverse=True)

@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +134,13 @@ def find_table(home: Home, table: str, namespace: str = NAMESPACE) -> CatalogEnt
 
 
 def read_retention_start(home: Home, table: str) -> str | None:
-    """Return the first day that retention keeps, or None. Older rows are not imported again."""
+    """Return the first day that retention keeps, or None. Older rows are not imported again.
+
+    A day in the future was set under a clock that was ahead, and does not count.
+    """
     found = find_table(home, table)
-    return read_metadata(found.metadata).properties.get(RETAINED_FROM_PROPERTY) if found else None
+    day = read_metadata(found.metadata).properties.get(RETAINED_FROM_PROPERTY) if found else None
+    return day if day and day <= datetime.now(UTC).date().isoformat() else None
 
 
 def read_metadata(path: Path) -> TableMetadata:
@@ -198,16 +202,21 @@ def read_data_files(metadata: TableMetadata, manifest: ManifestFile) -> Iterator
         )
 
 
+def has_delete_files(metadata: TableMetadata) -> bool:
+    """Return whether another program has deleted rows by delete files, so that a data file holds more than its rows."""
+    return metadata.current is not None and any(manifest.deletes for manifest in read_manifests(metadata.current))
+
+
 def iter_live_files(metadata: TableMetadata) -> Iterator[DataFile]:
-    if metadata.current:
-        for manifest in read_manifests(metadata.current):
+    for manifest in read_manifests(metadata.current) if metadata.current else ():
+        if not manifest.deletes:
             yield from read_data_files(metadata, manifest)
 
 
 def iter_cached_files(metadata: TableMetadata) -> Iterator[DataFile]:
     """Yield the live data files from cached manifests, which never change. Do not use it to look for damage."""
-    if metadata.current:
-        for manifest in read_manifests(metadata.current):
+    for manifest in read_manifests(metadata.current) if metadata.current else ():
+        if not manifest.deletes:
             yield from _manifest_cache.files(metadata, manifest)
 
 

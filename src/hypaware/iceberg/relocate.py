@@ -77,10 +77,10 @@ def set_table_properties(home: Home, properties: Mapping[str, str]) -> None:
     rows = _read_catalog(home)
     stamped = []
     for row in rows:
-        content = _read_metadata_json(locations, row.current)
+        content = read_metadata_json(locations.local_file(row.current))
         if content is not None and not properties.items() <= content.get("properties", {}).items():
             content["properties"] = {**content.get("properties", {}), **properties}
-            row = replace(row, current=_write_metadata_json(row.current, content))
+            row = replace(row, current=write_metadata_json(row.current, content))
         stamped.append(row)
     if stamped != rows:
         _update_catalog(home, locations, stamped)
@@ -165,7 +165,7 @@ def _update_catalog(home: Home, locations: LakeLocations, rows: list[_CatalogRow
 
 
 def _rewrite_table(locations: LakeLocations, row: _CatalogRow) -> _CatalogRow:
-    content = _read_metadata_json(locations, row.current)
+    content = read_metadata_json(locations.local_file(row.current))
     named = (row.current, row.previous, content["location"] if content else None)
     if not any(locations.is_foreign(location) for location in filter(None, named)):
         return row
@@ -178,7 +178,7 @@ def _rewrite_table(locations: LakeLocations, row: _CatalogRow) -> _CatalogRow:
 
 def _rewrite_metadata(locations: LakeLocations, rewriter: ManifestRewriter, location: str, previous: str | None) -> str:
     """Rewrite a metadata.json. Return its new location, or the localized old one if the file is torn."""
-    content = _read_metadata_json(locations, location)
+    content = read_metadata_json(locations.local_file(location))
     if content is None:
         return locations.localize(location)
     log = content.get("metadata-log", [])
@@ -200,18 +200,19 @@ def _rewrite_metadata(locations: LakeLocations, rewriter: ManifestRewriter, loca
             changed[kind] = [
                 {**each, "statistics-path": locations.localize(each["statistics-path"])} for each in content[kind]
             ]
-    return _write_metadata_json(locations.localize(location), changed)
+    return write_metadata_json(locations.localize(location), changed)
 
 
-def _read_metadata_json(locations: LakeLocations, location: str) -> dict[str, Any] | None:
+def read_metadata_json(path: Path) -> dict[str, Any] | None:
+    """Return the content of a metadata.json, or None if it is missing or torn."""
     try:
-        content = json.loads(locations.local_file(location).read_bytes())
+        content = json.loads(path.read_bytes())
         return content if isinstance(content, dict) and "location" in content else None
     except (FileNotFoundError, ValueError):
         return None
 
 
-def _write_metadata_json(location: str, content: Mapping[str, Any]) -> str:
+def write_metadata_json(location: str, content: Mapping[str, Any]) -> str:
     """Write a metadata.json next to an existing one, with the next number. Return its location. Durable."""
     folder, _, name = location.rpartition("/")
     number = re.match(r"\d+(?=-)", name)
@@ -240,7 +241,7 @@ def _remove_unreferenced(locations: LakeLocations, row: _CatalogRow) -> None:
 
 def _referenced_files(locations: LakeLocations, location: str) -> Iterator[Path]:
     yield locations.local_file(location)
-    content = _read_metadata_json(locations, location)
+    content = read_metadata_json(locations.local_file(location))
     for each in content.get("metadata-log", []) if content else []:
         yield locations.local_file(each["metadata-file"])
     for each in content.get("snapshots", []) if content else []:

@@ -16,11 +16,12 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from hypaware import faults, telemetry
-from hypaware.errors import Retryable
+from hypaware.errors import HypError, Retryable
 from hypaware.home import Home, durable_files
-from hypaware.iceberg import fsync
-from hypaware.lake import dedupe, health, prepare, settlements
-from hypaware.lake.prepare import PoisonRows, PreparedFlush
+from hypaware.iceberg import fsync, metadata
+from hypaware.lake import dedupe, health, poison, prepare, settlements
+from hypaware.lake.poison import PoisonRows
+from hypaware.lake.prepare import PreparedFlush
 from hypaware.lake.table import LakeBackend, LakeTable, NotCommitted, OpenTable
 from hypaware.model.datasets import Dataset
 from hypaware.model.row_counts import RowCounts
@@ -79,11 +80,16 @@ def reserve_import(target: OpenTable, max_rows: int) -> Flush:
 
 @contextmanager
 def discard_on_error(target: OpenTable, flush: Flush) -> Iterator[None]:
-    """Discard the flush if its preparation fails. Poison rows count as a failed attempt of their segments."""
+    """Discard the flush if its preparation fails. Poison rows count as a failed attempt of their segments.
+
+    If the JVM has died, any row may be to blame.
+    """
     try:
         yield
     except Exception as error:
-        blamed = error.segments if isinstance(error, PoisonRows) else ()
+        blamed: Collection[str] | None = error.segments if isinstance(error, PoisonRows) else ()
+        if isinstance(error, HypError) and error.kind == poison.ENGINE_DIED:
+            blamed = None
         discard_flush(target.home, target.store, target.table, flush, blamed)
         raise
 
@@ -100,7 +106,9 @@ def commit_flush(
             flushes.add_pending_checkpoints(connection, flush.id, checkpoints)
         _after_pending()
     # Indexing the keys of a large import takes long: it runs in the background and takes effect after the record.
-    with target.index.stage(prepared.keys, prepared.match_keys, prepared.matched) as commit_keys:
+    with target.index.stage(
+        prepared.keys, prepared.match_keys, prepared.matched, prepared.settled_keys, prepared.restored
+    ) as commit_keys:
         _before_commit()
         if prepared.files:
             try:
@@ -136,7 +144,7 @@ def finish_interrupted_flushes(home: Home, store: StateStore, table: LakeTable, 
     with store.reading() as connection:
         interrupted = flushes.unfinished_flushes(connection, dataset)
     for flush in interrupted:
-        if committed := table.find_flush(flush):
+        if committed := table.find_flush(flush) or find_flush_files(home, flush):
             written, rejected = sum(rows for _, rows in committed.values()), prepare.count_rejects(home, flush)
             duplicates = max(0, sum(segment.rows for segment in flush.segments) - written - rejected)
             high_water = {source: highest for source, (highest, _) in committed.items()}
@@ -145,6 +153,20 @@ def finish_interrupted_flushes(home: Home, store: StateStore, table: LakeTable, 
                 remove_segments(home, flush)
         else:
             discard_flush(home, store, table, flush)
+
+
+def find_flush_files(home: Home, flush: Flush) -> dict[str, tuple[int, int]]:
+    """Return source → (highest sequence, row count) of the flush's live files.
+
+    Restored rows have sequences below the range of their flush, so a flush may have no rows in its range.
+    """
+    entry = metadata.find_table(home, flush.dataset)
+    found: dict[str, tuple[int, int]] = {}
+    for file in metadata.iter_cached_files(metadata.read_metadata(entry.metadata)) if entry else ():
+        if file.path.name.startswith(f"{flush.id}-"):
+            highest, rows = found.get(file.source, (0, 0))
+            found[file.source] = (max(highest, file.max_seq or 0), rows + file.rows)
+    return found
 
 
 def record_flush(home: Home, store: StateStore, flush: Flush, outcome: FlushOutcome) -> None:
@@ -159,6 +181,8 @@ def remove_segments(home: Home, flush: Flush) -> None:
     for segment in segments.list_sealed_segments(folder):
         if segment.name in committed:
             segment.path.unlink(missing_ok=True)
+    for name in committed:
+        poison.search_path(home, flush.dataset, name).unlink(missing_ok=True)
     durable_files.fsync_dir(folder.sealed)
 
 

@@ -1,15 +1,20 @@
 """Deduplication: find the rows of a flush that the lake already has.
 
-**By dedupe key.** The row with the lowest sequence of a key is kept. A flush is compared with committed rows only,
-never with the spool: its rows come from the spool and would match themselves.
+**By dedupe key.** The row with the lowest sequence of a key is kept, but a native row before a live row. A flush is
+compared with committed rows only, never with the spool: its rows come from the spool and would match themselves. If the
+lake's row is live, the native row settles it, as below.
 
 **By match key.** A live row and a native row that share a match key record the same part, and each part has one row. If
 both are new, the native row is kept. A new live row that matches a native row of the lake is dropped. A new native row
 that matches a live row of the lake is not added either: the next compaction gives its columns to the live row
-(`settlements`), which keeps its sequence, so nothing is delivered twice.
+(`settlements`), which keeps its sequence, so nothing is delivered twice. Of two live rows of a part, one with the
+client's id and one without, the first is kept, and the native row settles it.
 
-A table has no match keys until its first live row without an own id arrives. Then `enable_matching` indexes all rows of
-the table, and from then on builds record match keys of native rows too.
+**Copies.** A fork's transcript repeats parts of another session. They are duplicates by key, but their match keys are
+kept, so that the history of the fork, seen live, matches them.
+
+A table has no match keys until its first live row arrives. Then `enable_matching` indexes all rows of the table, and
+from then on builds record match keys of native rows too.
 
 @ref keys#matching
 """
@@ -32,7 +37,7 @@ from hypaware.home import Home
 from hypaware.home.sqlite_readonly import has_table, open_readonly
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import TableMetadata
-from hypaware.lake import health, key_index, settlements
+from hypaware.lake import health, key_index, lost_rows, settlements
 from hypaware.lake.build import BuildFailure, BuildResult
 from hypaware.lake.key_index import KeyIndex
 from hypaware.lake.parquet import read_batches, to_producer_rows
@@ -65,6 +70,7 @@ def open_index(home: Home, lake: LakeBackend, table: LakeTable, dataset: Dataset
             index.restart(name, table.uuid, table.floor)
             through = 0
         if through < table.floor:
+            lost_rows.forget_restored(home, index)
             _index_new_rows(home, lake, index, table, dataset, through)
         _index_settlements(home, index, table, dataset)
     except BaseException:
@@ -106,10 +112,68 @@ def _index_settlements(home: Home, index: KeyIndex, table: LakeTable, dataset: D
     index.add_settlements(dataset.name, found, (known & pending.keys()) | read.keys())
 
 
-def find_duplicates(index: KeyIndex, results: Sequence[BuildResult]) -> frozenset[int]:
-    """Return the sequences of rows whose key a committed row or an earlier row of this flush has."""
-    found = [pair for result in results for pair in unpack_keys(result.keys, result.seqs)]
-    return _find_repeated(found, set(index.find(key for key, _ in found)))
+@dataclass
+class KeyMatches:
+    """The rows of a flush whose key a row of the lake or another row of the flush has."""
+
+    duplicates: set[int] = field(default_factory=set)
+    kept: dict[int, int] = field(default_factory=dict)
+    """Duplicate → the row of the same key that is kept."""
+    superseded: dict[int, int] = field(default_factory=dict)
+    """New live row → the new native row of the same key."""
+    upgrades: dict[int, int] = field(default_factory=dict)
+    """New native row → the live row of the lake that it settles."""
+    settled_keys: list[bytes] = field(default_factory=list)
+    """The keys of `upgrades`."""
+
+    @property
+    def excluded(self) -> frozenset[int]:
+        """Rows that are not matched by match key."""
+        return frozenset(self.duplicates.union(self.superseded, self.upgrades))
+
+
+def find_duplicates(index: KeyIndex, results: Sequence[BuildResult], purged: Container[int] = ()) -> KeyMatches:
+    """Match the rows of a flush, except for the `purged` ones, with each other and with rows of the lake by key."""
+    keys = ((key, seq) for result in results for key, seq in unpack_keys(result.keys, result.seqs))
+    found = sorted((pair for pair in keys if pair[1] not in purged), key=itemgetter(1))
+    with_live = (result.match_keys for result in results if result.match_keys.has_live)
+    live = {each.seq for match_keys in with_live for each in match_keys if each.is_live or each.is_unsettled}
+    known = index.find(key for key, _ in found)
+    unsettled = index.find_unsettled(known)
+    if unsettled:
+        # A lost row is restored instead.
+        lost = index.list_lost()
+        unsettled = {key: seq for key, seq in unsettled.items() if seq not in lost}
+    matches, kept = KeyMatches(), dict[bytes, int]()
+    for key, seq in found:
+        if seq not in live and key in unsettled:
+            matches.upgrades[seq] = unsettled.pop(key)
+            matches.settled_keys.append(key)
+        elif key not in known and key not in kept:
+            kept[key] = seq
+        elif key not in known and seq not in live and kept[key] in live:
+            matches.superseded[kept[key]] = seq
+            kept[key] = seq
+        else:
+            matches.duplicates.add(seq)
+            matches.kept[seq] = known[key] if key in known else kept[key]
+    return matches
+
+
+def find_copies(index: KeyIndex, results: Sequence[BuildResult], by_key: KeyMatches) -> list[MatchKey]:
+    """Return the match keys of duplicates that a fork copied: the row that is kept is one of another session.
+
+    Match keys include the session, so a duplicate from the same session shares one with the row that is kept.
+    """
+    native = [each for result in results for each in result.match_keys if not (each.is_live or each.is_unsettled)]
+    repeated = [each for each in native if each.seq in by_key.duplicates]
+    if not repeated:
+        return []
+    stored = index.find_all(each.hash for each in repeated)
+    copied = {each.hash for each in stored if each.is_copy}
+    known = {(each.hash, each.seq) for each in (*stored, *native)}
+    own = {each.seq for each in repeated if each.hash in copied or (each.hash, by_key.kept[each.seq]) in known}
+    return [each.as_copy() for each in repeated if each.seq not in own]
 
 
 def _find_repeated(found: list[tuple[bytes, int]], seen: set[bytes]) -> frozenset[int]:
@@ -146,8 +210,13 @@ def add_native_keys(
     return found
 
 
-def find_matches(index: KeyIndex, results: Sequence[BuildResult], excluded: frozenset[int]) -> Matches:
-    """Match the rows of a flush, except for the `excluded` ones, with each other and with rows of the lake."""
+def find_matches(
+    index: KeyIndex, results: Sequence[BuildResult], excluded: frozenset[int], copies: Sequence[MatchKey] = ()
+) -> Matches:
+    """Match the rows of a flush, except for the `excluded` ones, with each other and with rows of the lake by content.
+
+    `copies` are the match keys of excluded rows that live rows match all the same.
+    """
     if not any(len(result.match_keys) for result in results):
         return Matches()
     new = sorted(
@@ -155,13 +224,13 @@ def find_matches(index: KeyIndex, results: Sequence[BuildResult], excluded: froz
         key=lambda match_key: match_key.seq,
     )
     known = index.find_unmatched(match_key.hash for match_key in new)
-    return match_rows(new, known)
+    return match_rows(new, [*known, *copies])
 
 
 @dataclass(frozen=True)
 class Matches:
     superseded: Mapping[int, int] = field(default_factory=dict)
-    """New live row → its native row, new or in the lake."""
+    """New live row → the row that is kept instead of it, new or in the lake."""
     upgrades: Mapping[int, int] = field(default_factory=dict)
     """New native row → the live row of the lake that it settles."""
 
@@ -186,7 +255,7 @@ def match_rows(new: Iterable[MatchKey], known: Iterable[MatchKey]) -> Matches:
         if partner is None:
             for match_key in row_keys:
                 unmatched.add(match_key)
-        elif row_keys[0].is_live:
+        elif row_keys[0].is_live or (partner.seq in in_lake and row_keys[-1].is_unsettled):
             superseded[seq] = partner.seq
         elif partner.seq in in_lake:
             upgrades[seq] = partner.seq
@@ -225,6 +294,9 @@ class _Unmatched:
 def _match_distance(one: MatchKey, other: MatchKey) -> tuple[bool, int, int] | None:
     """Order candidates by their distance in time if it is certain, otherwise by sequence. None: too far apart."""
     timeless = one.is_exact or one.is_time_uncertain or other.is_time_uncertain
+    # Requests repeat a part only in their history, so two live rows with their own times are two parts.
+    if not timeless and (one.is_shown or other.is_shown):
+        return None
     seconds = 0 if timeless else abs(one.at - other.at)
     return (other.is_time_uncertain, seconds, other.seq) if seconds <= MATCH_WINDOW_SECONDS else None
 
@@ -257,18 +329,25 @@ class ExistingKeys:
             enabled = (key_index.MATCHING_ENABLED, (self._dataset.name,))
             return has_table(index, "matching") and index.execute(*enabled).fetchone() is not None
 
-    def settled(self, built: Sequence[BuildResult], left_out: Container[int]) -> frozenset[int]:
+    def settled(
+        self, built: Sequence[BuildResult], duplicates: frozenset[int], purged: frozenset[int]
+    ) -> frozenset[int]:
         """Return the sequences of the rows that would settle a live row of the lake instead of being written."""
-        new = sorted(
-            (met for each in built for met in each.match_keys if met.seq not in left_out), key=attrgetter("seq")
-        )
-        if not new or not self.may_match:
+        if not self.may_match:
             return frozenset()
+        pairs = [pair for each in built for pair in unpack_keys(each.keys, each.seqs) if pair[1] in duplicates]
+        new = sorted(
+            (met for each in built for met in each.match_keys if met.seq not in duplicates | purged),
+            key=attrgetter("seq"),
+        )
         with open_readonly(self._home.keys) as index:
             known = key_index.find_unmatched(index, (met.hash for met in new))
+            unsettled = key_index.find_unsettled(index, (key for key, _ in pairs))
+        by_key = {unsettled[key]: seq for key, seq in pairs if key in unsettled and unsettled[key] not in self._met}
+        self._met.update(by_key)
         done = match_rows(new, [met for met in known if met.seq not in self._met])
         self._met.update(done.matched)
-        return frozenset(done.upgrades)
+        return frozenset({*done.upgrades, *by_key.values()})
 
     def committed(self, keys: set[bytes]) -> set[bytes]:
         """Return those of the keys that the lake has."""
@@ -299,7 +378,8 @@ class ExistingKeys:
             uuid, through = index.execute(applied, (self._dataset.name,)).fetchone() or (None, 0)
             if uuid != table.uuid or through > table.floor:
                 return 0, set()
-            return int(through), {key for key, _ in key_index.lookup_keys(index, keys)}
+            lost = {seq for (seq,) in index.execute("SELECT seq FROM lost")} if has_table(index, "lost") else set()
+            return int(through), {key for key, seq in key_index.lookup_keys(index, keys) if seq not in lost}
 
     def _spooled(self) -> Iterator[bytes]:
         """Yield the keys of spooled rows that a flush would accept."""
@@ -398,8 +478,8 @@ def check_file_row_ids(name: str, path: Path, max_rows: int | None = None) -> Ro
             checked += 1
             missing += row_id is None
             # A settled row has native columns but keeps the row id of its live row.
-            settled = dataset.match_rules is not None and dataset.match_rules.previous_keys(row)
-            wrong += row_id is not None and not settled and row_id != canonical.compute_row_id(row)
+            patched = dataset.match_rules is not None and dataset.match_rules.is_patched(row)
+            wrong += row_id is not None and not patched and row_id != canonical.compute_row_id(row)
             if checked == max_rows:
                 return RowIdCheck(checked, missing, wrong)
     return RowIdCheck(checked, missing, wrong)

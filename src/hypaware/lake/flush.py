@@ -17,9 +17,10 @@ from hypaware import telemetry
 from hypaware.config import FlushConfig
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files, session_context
-from hypaware.lake import commit, prepare
+from hypaware.lake import commit, poison
 from hypaware.lake.build import BuildTask, SegmentSlice
-from hypaware.lake.prepare import PoisonRows, prepare_flush
+from hypaware.lake.poison import PoisonRows
+from hypaware.lake.prepare import prepare_flush
 from hypaware.lake.table import LakeBackend, OpenTable
 from hypaware.model.datasets import Dataset
 from hypaware.model.row_counts import RowCounts
@@ -132,9 +133,10 @@ class Flusher:
             return []
         with self.store.reading() as connection:
             attempts = flushes.segment_attempts(connection, waiting[0].dataset)
-        trusted = [segment for segment in waiting if attempts.get(segment.name, 0) < prepare.MAX_SHARED_ATTEMPTS]
+        trusted = [segment for segment in waiting if attempts.get(segment.name, 0) < poison.MAX_SHARED_ATTEMPTS]
         if not trusted:
-            return [_with_actual_rows(waiting[0])]
+            # The one that failed least: if the engine dies of another one again and again, this one is not held up.
+            return [_with_actual_rows(min(waiting, key=lambda segment: attempts[segment.name]))]
         chosen: list[Segment] = []
         rows = size = 0
         for segment in map(_with_actual_rows, trusted[:_MAX_SEGMENTS]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from contextlib import closing
 from datetime import UTC, datetime
@@ -18,14 +19,25 @@ from hypaware.state.store import StateStore
 
 def check_tables(home: Home, names: Collection[str] | None = None) -> None:
     """Check that all recorded tables exist and are readable. A lost catalog must not pass for an empty lake."""
+    for error in find_damaged_tables(home, names).values():
+        raise error
+
+
+def find_damaged_tables(home: Home, names: Collection[str] | None = None) -> dict[str, LakeError]:
+    """Return the tables that nothing may be done with, each with the reason and its repair."""
     if not home.state.is_file():
-        return
+        return {}
     with closing(open_home(home, make=False).store) as store:
         recorded = read_recorded_floors(store)
-    for name in {*recorded, *(entry.name for entry in metadata.list_tables(home))}:
+    damaged = {}
+    for name in sorted({*recorded, *(entry.name for entry in metadata.list_tables(home))}):
         if names is None or name in names:
-            fsync.require_intact(home, name)
-            check_floor(home, name, recorded.get(name, 0))
+            try:
+                fsync.require_intact(home, name)
+                check_floor(home, name, recorded.get(name, 0))
+            except LakeError as error:
+                damaged[name] = error
+    return damaged
 
 
 def read_recorded_floors(store: StateStore) -> dict[str, int]:
@@ -53,6 +65,30 @@ def check_floor(home: Home, dataset: str, recorded: int) -> None:
             kind="lake_rolled_back",
             repair="hyp verify --accept-rollback",
         )
+
+
+def refuse_delete_files(home: Home) -> None:
+    """Raise if another program has deleted rows by delete files: rewriting their data files would bring them back."""
+    for entry in metadata.list_tables(home):
+        if metadata.has_delete_files(metadata.read_metadata(entry.metadata)):
+            raise LakeError(
+                f"table {entry.name} has delete files, which another program wrote; apply them first",
+                kind="delete_files",
+                repair=f"hyp maintain {entry.name} --rebuild",
+            )
+
+
+def count_unnumbered_rows(home: Home, dataset: str) -> dict[str, int]:
+    """Return by source how many rows have no sequence, from the table's statistics. They are not delivered."""
+    entry = metadata.find_table(home, dataset)
+    found: Counter[str] = Counter()
+    try:
+        for file in metadata.iter_cached_files(metadata.read_metadata(entry.metadata)) if entry else ():
+            found[file.source] += file.rows - file.sequenced
+    except Exception:
+        # Damaged JSON and Avro raise many kinds of errors. Whoever reads rows of the table reports the damage.
+        return {}
+    return dict(+found)
 
 
 def has_pending_rows(

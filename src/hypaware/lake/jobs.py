@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 from hypaware.engine.jobs import JobContext
-from hypaware.errors import Cancelled, HypError, LakeError
+from hypaware.errors import Cancelled, LakeError
 from hypaware.home.identity import Identity
-from hypaware.iceberg import fsync
+from hypaware.iceberg import commit_times, fsync, metadata
 from hypaware.iceberg.metadata import INCARNATION_PROPERTY
 from hypaware.lake import health
 from hypaware.lake.commit import finish_interrupted_flushes
@@ -36,6 +37,11 @@ def recover_lake(context: JobContext) -> None:
             else:
                 context.note(f"{table}: the newest commit was damaged by a crash ({reason}) and was rolled back")
         fsync.fsync_all(context.home, skip=damaged)
+        for entry in metadata.list_tables(context.home):
+            if entry.name not in damaged and commit_times.lower_future_times(context.home, entry.name, time.time()):
+                context.note(
+                    f"{entry.name}: a commit was dated in the future, because the clock was ahead; it is dated now"
+                )
         floor = recovery.summarize_lake(context.home).floor
         with opened.store.reading() as connection:
             is_behind = flushes.next_sequence(connection) <= floor
@@ -45,7 +51,13 @@ def recover_lake(context: JobContext) -> None:
             context.note(str(opened.rebuilt))
         lake = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled)
         for name in _installed_datasets(context, sorted({flush.dataset for flush in interrupted} - damaged)):
-            finish_interrupted_flushes(context.home, opened.store, lake.table(datasets.get(name)), name)
+            try:
+                # Also older files, which a rollback does not check.
+                fsync.require_intact(context.home, name)
+                finish_interrupted_flushes(context.home, opened.store, lake.table(datasets.get(name)), name)
+            except LakeError as error:
+                damaged.add(name)
+                context.note(error.message)
         # No other job runs yet, and the job that acquired the lake may hold the lock already.
         store_incarnation(context, opened.identity, skip=damaged, is_only_job=True)
 
@@ -74,7 +86,7 @@ def run_flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
 def flush_datasets(context: JobContext, names: list[str], *, skip_deferred: bool = False) -> list[FlushReport]:
     """Flush each dataset. An error of one does not stop the others; the first error is raised at the end."""
     reports: list[FlushReport] = []
-    errors: list[HypError] = []
+    errors: list[Exception] = []
     spark = context.spark
     with _open_home(context) as opened:
         lake = SparkLake(context.home, spark, opened.identity, context.check_cancelled)
@@ -91,7 +103,8 @@ def flush_datasets(context: JobContext, names: list[str], *, skip_deferred: bool
                 reports.append(report)
             except Cancelled:
                 raise
-            except HypError as error:
+            except Exception as error:
+                # Damage shows in many ways; it must not keep the rows of other datasets in the spool.
                 errors.append(error)
     if errors:
         raise errors[0]

@@ -5,9 +5,12 @@ the sequence up to which rows are indexed (`through`), which must equal the tabl
 up. Keys of rows that retention removed stay in the index and exist nowhere else, so backups and copies of a home
 include it. If the index cannot be read, the flush fails; no row is ever dropped for that.
 
+`lost` has the sequences of rows that are not in the lake any more and keep their keys (`lost_rows`).
+
 `matches` has the match keys of rows (hash, sequence, flags, time), `met` the sequences of matched rows, `matching` the
-datasets with match keys, `settlements` the names of the indexed settlement files. A rebuild loses which native row a
-superseded live row was matched with; matching the row again gives the same result.
+datasets with match keys, `settlements` the names of the indexed settlement files. A key that is flagged as unsettled is
+the dedupe key of the native row that is still to settle a live row. A rebuild loses which native row a superseded live
+row was matched with; matching the row again gives the same result.
 
 @ref keys#dedupe
 """
@@ -23,7 +26,7 @@ from typing import Any
 
 from hypaware import faults
 from hypaware.errors import LakeError
-from hypaware.lake.row_keys import MatchKey
+from hypaware.lake.row_keys import SETTLED, UNSETTLED, MatchKey
 
 _before_keys_commit = faults.crash_point(
     "lake.keys.before-commit", "a flush is recorded, its keys are not in the index"
@@ -33,6 +36,8 @@ _after_keys_commit = faults.crash_point("lake.keys.after-commit", "the keys of a
 _LOOKUP_SIZE = 500
 # An import of another dataset writes its keys in one transaction, which can take minutes.
 _BUSY_TIMEOUT_MILLISECONDS = 300_000
+# Version 1 has the match keys of live rows with their client's id; an older index reads the tables once more for them.
+_VERSION = 1
 MATCHING_ENABLED = "SELECT 1 FROM matching WHERE dataset = ?"
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS keys (hash BLOB PRIMARY KEY, seq INTEGER) WITHOUT ROWID",
@@ -42,6 +47,7 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS met (seq INTEGER PRIMARY KEY)",
     "CREATE TABLE IF NOT EXISTS matching (dataset TEXT PRIMARY KEY)",
     "CREATE TABLE IF NOT EXISTS settlements (name TEXT PRIMARY KEY)",
+    "CREATE TABLE IF NOT EXISTS lost (seq INTEGER PRIMARY KEY)",
 )
 
 
@@ -57,6 +63,10 @@ class KeyIndex:
                 self._db.execute(f"PRAGMA {pragma}")
             for statement in _TABLES:
                 self._db.execute(statement)
+            if self._db.execute("PRAGMA user_version").fetchone()[0] < _VERSION:
+                for statement in ("BEGIN", "UPDATE applied SET through = 0", f"PRAGMA user_version = {_VERSION}"):
+                    self._db.execute(statement)
+                self._db.execute("COMMIT")
 
     def close(self) -> None:
         self._db.close()
@@ -107,6 +117,18 @@ class KeyIndex:
         with self._reporting_errors():
             return find_unmatched(self._db, hashes)
 
+    def find_unsettled(self, hashes: Iterable[bytes]) -> dict[bytes, int]:
+        """Return the dedupe keys whose native row settles a live row of the lake, with the sequences of those rows."""
+        with self._reporting_errors():
+            return find_unsettled(self._db, hashes)
+
+    def find_all(self, hashes: Iterable[bytes]) -> list[MatchKey]:
+        """Return the match keys with one of the hashes, also those of matched rows."""
+        with self._reporting_errors():
+            query = "SELECT hash, seq, mark, at FROM matches WHERE hash IN ({})"
+            rows = _select_in(self._db, query, sorted(set(hashes)))
+            return [MatchKey(bytes(hash_), seq, flags, at) for hash_, seq, flags, at in rows]
+
     def indexed_settlements(self, dataset: str) -> set[str]:
         found = self._read("SELECT name FROM settlements WHERE name LIKE ?", f"{dataset}/%")
         return {name for (name,) in found if name.startswith(f"{dataset}/")}
@@ -118,7 +140,12 @@ class KeyIndex:
 
     @contextmanager
     def stage(
-        self, keys: Iterable[tuple[bytes, int]], match_keys: Iterable[MatchKey] = (), matched: Iterable[int] = ()
+        self,
+        keys: Iterable[tuple[bytes, int]],
+        match_keys: Iterable[MatchKey] = (),
+        matched: Iterable[int] = (),
+        settled: Iterable[bytes] = (),
+        restored: Iterable[int] = (),
     ) -> Iterator[Callable[[str, str, int], None]]:
         """Add keys in the background. They take effect with the yielded `commit`, and are discarded without it."""
 
@@ -128,7 +155,8 @@ class KeyIndex:
                 "INSERT INTO keys VALUES (?, ?) ON CONFLICT (hash) DO UPDATE SET seq = min(seq, excluded.seq)",
                 sorted(keys),
             )
-            insert_match_keys(self._db, match_keys, matched)
+            insert_match_keys(self._db, match_keys, matched, settled)
+            self._db.executemany("DELETE FROM lost WHERE seq = ?", ((seq,) for seq in restored))
 
         def commit(dataset: str, table_uuid: str, through: int) -> None:
             wait([filling])
@@ -159,7 +187,7 @@ class KeyIndex:
         found = sorted(keys)
         with self.transaction() as db:
             db.executemany("INSERT OR IGNORE INTO keys VALUES (?, ?)", found)
-            insert_match_keys(db, (), (seq for _, seq in found))
+            insert_match_keys(db, (), (seq for _, seq in found), (key for key, _ in found))
             db.execute("DELETE FROM settlements WHERE name LIKE ?", (f"{dataset}/%",))
             db.executemany("INSERT INTO settlements VALUES (?)", ((name,) for name in sorted(names)))
 
@@ -175,6 +203,27 @@ class KeyIndex:
             remove_match_keys(db, "SELECT seq FROM removed")
             db.execute("DROP TABLE removed")
             db.execute("UPDATE applied SET through = 0 WHERE dataset = ?", (dataset,))
+
+    def find_sequences(self, first: int, last: int) -> list[int]:
+        return [seq for (seq,) in self._read("SELECT DISTINCT seq FROM keys WHERE seq BETWEEN ? AND ?", first, last)]
+
+    def list_lost(self) -> set[int]:
+        return {seq for (seq,) in self._read("SELECT seq FROM lost")}
+
+    def mark_lost(self, restorable: Iterable[int], forgotten: Sequence[int]) -> None:
+        """Note rows that an import may restore under their sequence, and remove the keys of others. Durable."""
+        with self.transaction() as db:
+            db.execute("CREATE TEMP TABLE IF NOT EXISTS gone (seq INTEGER PRIMARY KEY)")
+            db.executemany("INSERT INTO gone VALUES (?)", ((seq,) for seq in forgotten))
+            db.execute("DELETE FROM keys WHERE seq IN (SELECT seq FROM gone)")
+            db.executemany("INSERT OR IGNORE INTO lost VALUES (?)", ((seq,) for seq in restorable))
+            # No row is there to be settled.
+            remove_match_keys(db, "SELECT seq FROM gone UNION SELECT seq FROM lost")
+            db.execute("DROP TABLE gone")
+
+    def unmark_lost(self, seqs: Iterable[int]) -> None:
+        with self.transaction() as db:
+            db.executemany("DELETE FROM lost WHERE seq = ?", ((seq,) for seq in seqs))
 
     def mark_complete(self, dataset: str, through: int) -> None:
         """Set `through` after rows were deleted: all other keys up to it are indexed."""
@@ -233,11 +282,16 @@ def find_unmatched(db: sqlite3.Connection, hashes: Iterable[bytes]) -> list[Matc
     """Return the match keys with one of the hashes whose rows are not matched yet, by sequence."""
     query = (
         "SELECT hash, seq, mark, at FROM matches WHERE hash IN ({})"
-        " AND NOT EXISTS (SELECT 1 FROM met WHERE met.seq = matches.seq)"
+        f" AND NOT mark & {SETTLED | UNSETTLED} AND NOT EXISTS (SELECT 1 FROM met WHERE met.seq = matches.seq)"
     )
     rows = _select_in(db, query, sorted(set(hashes)))
     found = (MatchKey(bytes(hash_), seq, flags, at) for hash_, seq, flags, at in rows)
     return sorted(found, key=lambda match_key: match_key.seq)
+
+
+def find_unsettled(db: sqlite3.Connection, hashes: Iterable[bytes]) -> dict[bytes, int]:
+    query = f"SELECT hash, seq FROM matches WHERE hash IN ({{}}) AND mark & {UNSETTLED}"
+    return {bytes(hash_): seq for hash_, seq in _select_in(db, query, sorted(set(hashes)))}
 
 
 def remove_match_keys(db: sqlite3.Connection, chosen: str) -> None:
@@ -256,9 +310,12 @@ def _select_in(db: sqlite3.Connection, query: str, hashes: Sequence[bytes]) -> I
         yield from db.execute(query.format(",".join("?" * len(some))), some)
 
 
-def insert_match_keys(db: sqlite3.Connection, match_keys: Iterable[MatchKey], matched: Iterable[int]) -> None:
+def insert_match_keys(
+    db: sqlite3.Connection, match_keys: Iterable[MatchKey], matched: Iterable[int], settled: Iterable[bytes] = ()
+) -> None:
     db.executemany("INSERT OR REPLACE INTO matches VALUES (?, ?, ?, ?)", sorted(match_keys))
     db.executemany("INSERT OR IGNORE INTO met VALUES (?)", ((seq,) for seq in matched))
+    db.executemany(f"DELETE FROM matches WHERE hash = ? AND mark & {UNSETTLED}", ((key,) for key in settled))
 
 
 def remove_index(path: Path) -> None:

@@ -196,6 +196,7 @@ def parquet_writer(path: Path | pa.NativeFile, schema: pa.Schema) -> pq.ParquetW
 @dataclass(frozen=True)
 class RowGroup:
     index: int
+    rows: int
     bytes: int
     """Share of the file size on disk."""
     unpacked: int
@@ -225,7 +226,7 @@ def read_row_groups(path: Path) -> tuple[RowGroup, ...]:
             exact = bool(statistics.has_null_count)
             sequenced -= statistics.null_count if exact else 0
             lowest, highest = (statistics.min, statistics.max) if statistics.has_min_max else (None, None)
-        found.append(RowGroup(index, stored, unpacked, sequenced, exact, lowest, highest))
+        found.append(RowGroup(index, group.num_rows, stored, unpacked, sequenced, exact, lowest, highest))
     return tuple(found)
 
 

@@ -2,10 +2,6 @@
 
 No table references the files yet. If a step fails, the flush is discarded and its rows stay where they are.
 
-Rows that make a build fail are called poison. A segment may fail MAX_SHARED_ATTEMPTS times together with others. The
-next time it is built alone and bisected until the poison rows are found, which become rejects. A crash also counts as a
-failed attempt of the segment, but a row is rejected only after an observed failure.
-
 A build skips rows of purged sessions and periods while it reads them. `find_purged` finds the other purged rows: those
 whose part was purged under any session, and rejects that would otherwise be kept with their text.
 
@@ -31,13 +27,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hypaware import faults
-from hypaware.errors import HypError, Retryable
+from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files
-from hypaware.lake import dedupe, health, settlements, tombstones
-from hypaware.lake.build import BuildFailure, BuildResult, BuildTask, Reject, SegmentSlice
+from hypaware.lake import dedupe, health, lost_rows, poison, settlements, tombstones
+from hypaware.lake.build import BuildFailure, BuildResult, BuildTask, Reject
 from hypaware.lake.parquet import BuiltFile, DataFileWriter, OutputPaths
 from hypaware.lake.row_keys import KEY_BYTES, MatchKey, hash_row_key, unpack_keys
-from hypaware.lake.table import LakeBackend, OpenTable
+from hypaware.lake.table import OpenTable
 from hypaware.lake.tombstones import Tombstones
 from hypaware.model import canonical, datasets
 from hypaware.model.datasets import GATEWAY, SEQ, Dataset
@@ -51,8 +47,6 @@ _after_drop = faults.crash_point(
 )
 _before_rejects = faults.crash_point("lake.rejects.before-write", "rows were rejected, they are only in their segment")
 _after_rejects = faults.crash_point("lake.rejects.after-write", "rejects are stored, the flush is not committed")
-
-MAX_SHARED_ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
@@ -70,6 +64,9 @@ class PreparedFlush:
     """Sequences of native rows that settle live rows of the lake and do not become rows themselves."""
     match_keys: list[MatchKey] = field(default_factory=list)
     matched: list[int] = field(default_factory=list)
+    settled_keys: list[bytes] = field(default_factory=list)
+    restored: list[int] = field(default_factory=list)
+    """Sequences of lost rows that the files have again."""
 
     def outcome(self) -> FlushOutcome:
         high_water: dict[str, int] = {}
@@ -85,19 +82,16 @@ class PreparedFlush:
         return FlushOutcome(high_water, counts)
 
 
-class PoisonRows(HypError):
-    """A build failed because of its rows, which are in the given segments as far as is known."""
-
-    def __init__(self, reason: str, segments: tuple[str, ...]) -> None:
-        super().__init__(reason, kind="rows_at_fault")
-        self.segments = segments
-
-
 def prepare_flush(target: OpenTable, flush: Flush, tasks: Sequence[BuildTask]) -> PreparedFlush:
     index, dataset, marks = target.index, target.dataset, tombstones.read_tombstones(target.home)
+    if dataset.match_rules is not None and not index.has_match_keys(dataset.name):
+        spool = segments.spool_folder(target.home, dataset.name)
+        # Live rows are waiting for these.
+        if any(segments.is_deferrable(path.name) for path in segments.list_files(spool)):
+            dedupe.enable_matching(target.home, target.lake, index, target.table, dataset)
     match_native = marks.has_parts or index.has_match_keys(dataset.name)
     tasks = [replace(task, purge_filter=marks.purge_filter, match_native=match_native) for task in tasks]
-    results = _build_files(target.lake, flush, tasks)
+    results = poison.build_files(target.home, target.lake, flush, tasks)
     built = [drop_withdrawn(result) if result.withdrawn else result for result in results]
     if any(result.match_keys.has_live for result in built) and not index.has_match_keys(dataset.name):
         # The first live rows of the table.
@@ -109,75 +103,50 @@ def prepare_flush(target: OpenTable, flush: Flush, tasks: Sequence[BuildTask]) -
         _before_rejects()
         durable_files.write_atomic(rejects_path(target.home, flush), b"".join(map(_encode_reject, purged.rejects)))
         _after_rejects()
-    duplicates = dedupe.find_duplicates(index, built) - purged.written
-    matches = dedupe.find_matches(index, built, duplicates | purged.written)
-    kept_seqs = {**matches.superseded, **matches.upgrades}
+    by_key = dedupe.find_duplicates(index, built, purged.written)
+    restored = lost_rows.find_restored(index, built, by_key.duplicates)
+    by_key.duplicates.difference_update(restored)
+    copies = dedupe.find_copies(index, built, by_key) if index.has_match_keys(dataset.name) else []
+    matches = dedupe.find_matches(index, built, by_key.excluded | purged.written | restored.keys(), copies)
+    superseded, upgrades = {**by_key.superseded, **matches.superseded}, {**by_key.upgrades, **matches.upgrades}
+    kept_seqs = {**superseded, **upgrades}
     aliases = [(key, kept_seqs[seq]) for key, seq in _all_keys(built) if seq in kept_seqs]
-    drop = duplicates.union(purged.written, matches.superseded, matches.upgrades)
-    if drop or any(result.withdrawn for result in built):
-        built = _drop_rows(target, flush, built, drop, matches.upgrades)
+    # A live row that was dropped for another one leaves it the key under which the native row will settle it.
+    inherited = [
+        each._replace(seq=kept_seqs[each.seq])
+        for result in built
+        for each in result.match_keys
+        if each.is_unsettled and each.seq in matches.superseded
+    ]
+    duplicates = {*by_key.duplicates, *superseded}
+    drop = duplicates.union(purged.written, upgrades)
+    if drop or restored or any(result.withdrawn for result in built):
+        built = _drop_rows(target, flush, built, frozenset(drop), upgrades, restored)
         _after_drop()
-    keeps_match_keys = index.has_match_keys(dataset.name)
     return PreparedFlush(
         files=[file for result in built for file in result.files],
         keys=[*_all_keys(built), *aliases],
-        duplicates=duplicates.union(matches.superseded),
+        duplicates=frozenset(duplicates),
         rejected=len(purged.rejects),
         reports=[report for result in built for report in result.reports],
         purged=purged.all,
         purged_rejects=purged.purged_rejects,
-        settled=frozenset(matches.upgrades),
-        match_keys=[key for result in built for key in result.match_keys] if keeps_match_keys else [],
-        matched=matches.matched,
+        settled=frozenset(upgrades),
+        match_keys=[
+            *(key._replace(seq=restored.get(key.seq, key.seq)) for result in built for key in result.match_keys),
+            *inherited,
+            *copies,
+        ]
+        if index.has_match_keys(dataset.name)
+        else [],
+        matched=[*matches.matched, *by_key.upgrades.values()],
+        settled_keys=by_key.settled_keys,
+        restored=list(restored.values()),
     )
 
 
 def _all_keys(built: Sequence[BuildResult]) -> Iterator[tuple[bytes, int]]:
     return (pair for result in built for pair in unpack_keys(result.keys, result.seqs))
-
-
-def _build_files(lake: LakeBackend, flush: Flush, tasks: Sequence[BuildTask]) -> list[BuildResult]:
-    if any(segment.attempts > MAX_SHARED_ATTEMPTS for segment in flush.segments):
-        single = [replace(task, pieces=(piece,)) for task in tasks for piece in task.pieces]
-        return [built for task in single for built in _bisect_poison(lake, task)]
-    results = lake.run(tasks)
-    failed = [(task, each) for task, each in zip(tasks, results, strict=True) if isinstance(each, BuildFailure)]
-    for task, failure in failed:
-        if failure.is_environmental and failure.segment is None:
-            raise _environment_error(task, failure)
-    if failed:
-        blamed = [
-            name
-            for task, failure in failed
-            for name in ((failure.segment,) if failure.segment else task.blamed_segments)
-        ]
-        raise PoisonRows(failed[0][1].reason, tuple(blamed))
-    return [result for result in results if isinstance(result, BuildResult)]
-
-
-def _bisect_poison(lake: LakeBackend, task: BuildTask) -> list[BuildResult]:
-    """Build the task's only slice, or its halves if that fails. Reject a single line that fails."""
-    (result,) = lake.run([task])
-    if isinstance(result, BuildResult):
-        return [result]
-    if result.is_environmental:
-        raise _environment_error(task, result)
-    (piece,) = task.pieces
-    assert isinstance(piece, SegmentSlice)
-    if piece.stop - piece.start == 1:
-        rejected = [Reject(piece.segment, ordinal, result.reason, line) for ordinal, line in piece.lines()]
-        return [BuildResult(rejects=rejected)]
-    middle = (piece.start + piece.stop) // 2
-    halves = (replace(piece, stop=middle), replace(piece, start=middle))
-    return [built for half in halves for built in _bisect_poison(lake, replace(task, pieces=(half,)))]
-
-
-def _environment_error(task: BuildTask, failure: BuildFailure) -> Retryable:
-    """Return the error for a failure such as a full disk, for which no row is to blame."""
-    return Retryable(
-        f"{task.dataset}: could not write the rows ({failure.reason}); no row is lost, the next run retries them",
-        kind="build_failed",
-    )
 
 
 def drop_withdrawn(built: BuildResult) -> BuildResult:
@@ -292,23 +261,29 @@ def coerce_leniently(dataset: Dataset, row: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _drop_rows(
-    target: OpenTable, flush: Flush, built: list[BuildResult], unwanted: frozenset[int], upgrades: Mapping[int, int]
+    target: OpenTable,
+    flush: Flush,
+    built: list[BuildResult],
+    unwanted: frozenset[int],
+    upgrades: Mapping[int, int],
+    restored: Mapping[int, int],
 ) -> list[BuildResult]:
     results = list(built)
     work: list[tuple[int, DropRowsTask]] = []
     for index, each in enumerate(built):
         drop = unwanted.intersection(each.seqs)
         settles = {seq: upgrades[seq] for seq in drop if seq in upgrades}
+        renumber = {seq: restored[seq] for seq in each.seqs if seq in restored} if restored else {}
         if drop and len(drop) == each.rows and not each.withdrawn and not settles:
             for file in each.files:
                 file.path.unlink(missing_ok=True)
             results[index] = drop_keys(each, drop)
             results[index].files = []
-        elif drop or each.withdrawn:
+        elif drop or renumber or each.withdrawn:
             output = OutputPaths(target.table.data_root, flush.id, min(each.seqs, default=0))
             folder = health.settlements_folder(target.home, flush.dataset)
             settlement = folder / f"{flush.id}-{min(settles, default=0)}.parquet"
-            work.append((index, DropRowsTask(flush.dataset, each, output, drop, settles, settlement)))
+            work.append((index, DropRowsTask(flush.dataset, each, output, drop, settles, settlement, renumber)))
     for (index, _), result in zip(work, target.lake.run([each for _, each in work]), strict=True):
         if isinstance(result, BuildFailure):
             raise Retryable(
@@ -328,6 +303,8 @@ class DropRowsTask:
     """Dropped native row → the live row of the lake that it settles."""
     settlement: Path | None = None
     """The file to store the settling rows in."""
+    renumber: Mapping[int, int] = field(default_factory=dict)
+    """Rows that get the sequence of a lost row."""
 
     def run(self) -> BuildResult:
         if self.settles:
@@ -338,7 +315,7 @@ class DropRowsTask:
             with pq.ParquetFile(file.path) as source_file:
                 seqs = source_file.read([SEQ]).column(SEQ)
                 kept_rows = len(pc.filter(seqs, self._wanted(seqs)))
-                if kept_rows == file.rows:
+                if kept_rows == file.rows and not self.renumber:
                     files.append(file)
                     continue
                 if kept_rows:
@@ -360,6 +337,10 @@ class DropRowsTask:
             for group in range(source_file.num_row_groups):
                 rows = source_file.read_row_group(group)
                 rows = rows.filter(self._wanted(rows.column(SEQ)))
+                if self.renumber:
+                    seqs = [self.renumber.get(seq, seq) for seq in rows.column(SEQ).to_pylist()]
+                    place = rows.schema.get_field_index(SEQ)
+                    rows = rows.set_column(place, rows.schema.field(place), pa.array(seqs, pa.int64()))
                 if rows.num_rows:
                     writer.write(rows)
             return writer.close(file.source, file.day)

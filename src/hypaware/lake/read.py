@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _MAX_UNPACKED_BYTES = 64 << 20
 _T = TypeVar("_T")
+_SESSION = "session_id"
 PAGE_ROWS = 50_000
 # Compressed size on disk. Rows in memory take several times as much, and each active stream holds two pages.
 PAGE_BYTES = 8 << 20
@@ -83,11 +84,12 @@ def _retry_on_rewrite(home: Home, dataset: str, source: str, through: int, read:
             return read([])
         try:
             known = metadata.read_metadata(entry.metadata)
-            if known.current and any(manifest.deletes for manifest in metadata.read_manifests(known.current)):
+            if metadata.has_delete_files(known):
                 raise LakeError(
-                    f"table {entry.name} has delete files, which another program wrote; compact the table with that "
-                    "program before its rows can be delivered",
+                    f"table {entry.name} has delete files, which another program wrote; its rows can be delivered "
+                    "after a rebuild, which applies them",
                     kind="delete_files",
+                    repair=f"hyp maintain {entry.name} --rebuild",
                 )
             return read([file for file in metadata.iter_cached_files(known) if file.source == source])
         except FileNotFoundError as missing:
@@ -191,6 +193,17 @@ class _Span:
     rows: int
     bytes_per_row: float
     unpacked_per_row: float
+
+
+def list_session_ids(home: Home) -> set[str]:
+    """Return the ids of all sessions in the lake. Reads one column of every data file."""
+    found: set[str] = set()
+    for entry in metadata.list_tables(home):
+        for file in metadata.iter_live_files(metadata.read_metadata(entry.metadata)):
+            with pq.ParquetFile(file.path) as data:
+                if _SESSION in data.schema_arrow.names:
+                    found.update(pc.unique(data.read([_SESSION])[_SESSION]).drop_null().to_pylist())
+    return found
 
 
 def count_rows_between(home: Home, dataset: str, source: str, after: int, last: int) -> int:

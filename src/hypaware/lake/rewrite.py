@@ -1,7 +1,8 @@
 """Rewrite data files: sort rows by sequence, write files of the target size, and optionally filter or patch rows.
 
-Runs in Spark tasks for compaction, purge and rebuild. Input and output are files of one (source, day). Rows keep their
-sequence, row id and flush id. Memory holds only row groups whose sequences overlap.
+Runs in Spark tasks for compaction, purge and rebuild. Input and output are files of one (source, day); a row that a
+patch gives another day goes to a file of that day. Rows keep their sequence, row id and flush id. Memory holds only row
+groups whose sequences overlap.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class RewriteTask:
     def run(self) -> BuildResult:
         dataset = datasets.get(self.dataset)
         schema = file_schema(dataset, self.field_ids)
-        writer = RollingWriter(self.output, dataset, self.source, self.day, schema, self.target_bytes)
+        writers: dict[str, RollingWriter] = {}
         rows_in = rows_out = sum_in = sum_out = 0
         dropped: list[int] = []
         try:
@@ -87,21 +88,38 @@ class RewriteTask:
                 if self.patch is not None:
                     rows = self.patch.apply(rows)
                 rows_out, sum_out = rows_out + rows.num_rows, sum_out + _sum_sequences(rows)
-                writer.add(rows)
-            files = writer.close()
+                for day, some in self._split_by_day(rows, dataset):
+                    if day not in writers:
+                        writers[day] = RollingWriter(self.output, dataset, self.source, day, schema, self.target_bytes)
+                    writers[day].add(some)
+            files = [file for writer in writers.values() for file in writer.close()]
         except BaseException:
-            writer.discard()
+            for writer in writers.values():
+                writer.discard()
             raise
         balance = RewriteBalance(rows_in, rows_out, sum_in, sum_out, tuple(dropped))
         return BuildResult(files=files, reports=[balance])
+
+    def _split_by_day(self, rows: pa.Table, dataset: Dataset) -> Iterator[tuple[str, pa.Table]]:
+        if self.patch is None:
+            yield self.day, rows
+            return
+        days = rows.column(dataset.time_column).cast(pa.date32()).cast(pa.string())
+        for day in pc.unique(days).to_pylist():
+            yield day, rows.filter(pc.equal(days, day))
 
 
 def _sum_sequences(rows: pa.Table) -> int:
     return int(pc.sum(rows.column(SEQ).cast(pa.decimal128(38, 0))).as_py() or 0)
 
 
-def read_in_order(paths: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of all files by sequence, a few MiB at a time, those without a sequence with the first ones."""
+def read_in_order(
+    paths: Sequence[Path], schema: pa.Schema, deleted: Mapping[Path, Sequence[int]] | None = None
+) -> Iterator[pa.Table]:
+    """Yield the rows of all files by sequence, a few MiB at a time, those without a sequence with the first ones.
+
+    `deleted` are positions in files whose rows are left out.
+    """
     groups: list[tuple[Path, RowGroup]] = []
     for path in paths:
         with _name_file_in_errors(path):
@@ -124,10 +142,22 @@ def read_in_order(paths: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table
             present = set(file.schema_arrow.names)
             wanted = [name for name in schema.names if name in present]
             rows = file.read_row_group(group.index, columns=wanted, use_threads=False)
+        if deleted and path in deleted:
+            rows = without_positions(
+                rows, deleted[path], sum(each.rows for each in read_row_groups(path)[: group.index])
+            )
         buffer.append(conform_rows(rows, schema))
         buffered += buffer[-1].nbytes
     if any(rows.num_rows for rows in buffer):
         yield _sort_by_sequence(pa.concat_tables(buffer))
+
+
+def without_positions(rows: pa.Table, positions: Sequence[int], start: int) -> pa.Table:
+    """Return the rows of a file from `start` on without those at the given positions of the file."""
+    if not positions:
+        return rows
+    places = pa.array(range(start, start + rows.num_rows), pa.int64())
+    return rows.filter(pc.invert(pc.is_in(places, value_set=pa.array(positions, pa.int64()))))
 
 
 def _sort_by_sequence(rows: pa.Table) -> pa.Table:

@@ -1,7 +1,8 @@
 """Keys of rows, as hashes: dedupe keys, which identify a row, and match keys, which a live and its native row share.
 
-A build always records the match keys of live rows that lack their client's id, and those of native rows once the table
-has such a live row. Tasks return keys in packed form, a few bytes per key.
+A build always records the match keys of live rows, and those of native rows once the table has a live row. A live row
+with its client's id also has its dedupe key among them, flagged as unsettled: the native row with that key settles it.
+Tasks return keys in packed form, a few bytes per key.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hypaware.model.datasets import GATEWAY, Dataset
 
 KEY_BYTES = 16
 MATCH_KEY_BYTES = 16
-_LIVE, _TIME_UNCERTAIN, _EXACT = 1, 2, 4
+_LIVE, _TIME_UNCERTAIN, _EXACT, UNSETTLED, SETTLED, _SHOWN, _COPY = 1, 2, 4, 8, 16, 32, 64
 
 
 def hash_row_key(dataset: Dataset, row: Mapping[str, Any], own_gateway: str | None) -> bytes | None:
@@ -64,6 +65,23 @@ class MatchKey(NamedTuple):
         return bool(self.flags & _EXACT)
 
     @property
+    def is_unsettled(self) -> bool:
+        return bool(self.flags & UNSETTLED)
+
+    @property
+    def is_shown(self) -> bool:
+        """The row is live and has the client's id."""
+        return bool(self.flags & _SHOWN)
+
+    @property
+    def is_copy(self) -> bool:
+        """The key belongs to a copy of another session's part, which has no row of its own."""
+        return bool(self.flags & _COPY)
+
+    def as_copy(self) -> MatchKey:
+        return self._replace(flags=self.flags | _COPY)
+
+    @property
     def tombstone_hash(self) -> bytes:
         """The hash to look up among tombstones. The text of a native row counts only if it was purged as a live row."""
         return self.hash if self.is_exact or self.is_live else hash_live_text(self.hash)
@@ -88,7 +106,7 @@ class MatchKeys:
 
     @property
     def has_live(self) -> bool:
-        return any(flags & _LIVE for flags in self.flags)
+        return any(flags & (_LIVE | UNSETTLED) for flags in self.flags)
 
     def record(self, dataset: Dataset, row: Mapping[str, Any], seq: int) -> None:
         assert dataset.match_rules is not None
@@ -101,10 +119,13 @@ class MatchKeys:
         # Without a time, the file is older than the column.
         at = int(moment.timestamp()) if moment is not None else 0
         flags = (_LIVE if found.is_live else 0) | (_TIME_UNCERTAIN if found.time_uncertain else 0)
+        flags |= (SETTLED if found.is_settled else 0) | (_SHOWN if found.is_unsettled else 0)
         for index, key in enumerate(found.keys):
             self.add(
                 MatchKey(hash_match_key(dataset.name, key), seq, flags | (_EXACT if index < found.exact else 0), at)
             )
+        if found.is_unsettled and (own_key := dataset.key_of(row)) is not None:
+            self.add(MatchKey(hash_key(dataset.name, own_key), seq, flags | _EXACT | UNSETTLED, at))
 
     def add(self, match_key: MatchKey) -> None:
         self.seqs.append(match_key.seq)

@@ -141,7 +141,7 @@ class SettlementPatch:
         assert rules is not None
         settled = pc.fill_null(pc.is_in(seqs, value_set=pa.array(native, pa.int64())), False)
         patched = [
-            rules.settle(row, native[row[SEQ]]) if rules.match_keys(row) is not None else row
+            rules.settle(row, native[row[SEQ]]) if rules.may_be_live(row) else row
             for row in rows.filter(settled).to_pylist()
         ]
         others = rows.filter(pc.invert(settled))

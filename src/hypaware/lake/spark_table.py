@@ -7,6 +7,7 @@ Spark's DataFrame writer cannot do.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,11 +25,12 @@ from hypaware.engine.jobs import JobContext
 from hypaware.errors import Retryable
 from hypaware.home import Home
 from hypaware.home.identity import Identity
-from hypaware.iceberg import fsync, metadata
+from hypaware.iceberg import commit_times, fsync, metadata
 from hypaware.iceberg.metadata import DataFile, TableMetadata, local_path
 from hypaware.lake import build, schema, snapshots
 from hypaware.lake.build import BuildFailure, BuildResult, BuildTask, BuildWatcher, Task
 from hypaware.lake.parquet import BuiltFile
+from hypaware.lake.poison import ENGINE_DIED
 from hypaware.lake.table import NotCommitted, TableChange
 from hypaware.model import datasets
 from hypaware.model.datasets import BATCH_ID, GATEWAY, SEQ, SOURCE, Dataset
@@ -50,6 +52,7 @@ class SparkLake:
 
     def table(self, dataset: Dataset) -> SparkTable:
         name = dataset.name
+        commit_times.lower_future_times(self.home, name, time.time())
         if not schema.table_exists(self.spark, name):
             schema.create_table(self.spark, dataset, self.identity)
             fsync.fsync_commit(self.home, name)
@@ -143,7 +146,7 @@ class SparkTable:
         return {source: (highest, rows) for source, highest, rows in found}
 
     def commit(self, flush: Flush, files: Sequence[BuiltFile]) -> None:
-        with self._committing(lambda: bool(self.find_flush(flush))) as transaction:
+        with self._committing(lambda: bool(self.find_flush(flush)) or self._has_files_of(flush)) as transaction:
             append = transaction.newAppend()
             for data_file in self._data_files(files):
                 append = append.appendFile(data_file)
@@ -151,6 +154,10 @@ class SparkTable:
             append = append.set("hyp.seq-range", f"{flush.after}-{flush.last}")
             append.set(metadata.SEGMENTS_PROPERTY, ",".join(segment.name for segment in flush.segments)).commit()
             transaction.updateProperties().set(metadata.FLOOR_PROPERTY, str(flush.last)).commit()
+
+    def _has_files_of(self, flush: Flush) -> bool:
+        """Tell whether files of a flush are live: restored rows have sequences outside its range."""
+        return any(file.path.name.startswith(f"{flush.id}-") for file in metadata.iter_live_files(self.metadata))
 
     def replace_files(self, change: TableChange) -> None:
         removed = {file.path for file in change.removed}
@@ -315,4 +322,4 @@ def _first_line(message: object, error: Exception) -> str:
 
 def jvm_lost_error(error: Exception) -> Retryable:
     message = f"the engine's JVM does not respond ({error}); no row is lost, run the command again"
-    return Retryable(message, kind="engine_died")
+    return Retryable(message, kind=ENGINE_DIED)

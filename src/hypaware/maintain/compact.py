@@ -4,7 +4,8 @@ Tasks write the new files, and one commit per batch replaces the old ones; flush
 the process is killed at any point, the table holds every row once, and the next expiry removes unreferenced files. A
 partition whose files cannot be read, or whose rows do not add up, is reported and left unchanged.
 
-Live rows with a pending settlement get their native ids here (`apply_settlements`). Duplicates are removed: a flush
+Live rows with a pending settlement get their native ids here (`apply_settlements`), and links to replaced ids are
+corrected (`lake.links`), those to ids that this run replaced in its next pass. Duplicates are removed: a flush
 lets none in, but two rows with one dedupe key can come in after the loss of the key index or from two programs. The
 lowest sequence stays. A row without a key is never removed, nor is one whose sequence is not unique.
 
@@ -27,6 +28,7 @@ from hypaware import faults, telemetry
 from hypaware.errors import Cancelled, LakeError, Retryable
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import DataFile
+from hypaware.lake import links
 from hypaware.lake.build import BuildFailure, BuildResult
 from hypaware.lake.parquet import OutputPaths
 from hypaware.lake.rewrite import RewriteBalance, RewriteTask, read_columns
@@ -78,6 +80,7 @@ class Compaction:
         self, context: MaintenanceContext, report: MaintenanceReport, *, settlements_only: bool = False
     ) -> None:
         self._pending = apply_settlements.read_pending(context)
+        self._links = links.StaleLinks()
         self._settlements_only = settlements_only
         self._context = context
         self._report = report
@@ -102,9 +105,7 @@ class Compaction:
 
     def _due(self) -> list[RewriteGroup]:
         table_metadata = self._context.table_metadata
-        if table_metadata.current and any(
-            manifest.deletes for manifest in metadata.read_manifests(table_metadata.current)
-        ):
+        if metadata.has_delete_files(table_metadata):
             raise LakeError(
                 f"{self._name}: another program has written delete files, so the table cannot be compacted",
                 kind="delete_files",
@@ -113,8 +114,13 @@ class Compaction:
         files = self._context.effects.remaining(metadata.iter_cached_files(table_metadata))
         if self._settlements_only:
             files = [file for file in files if self._pending.affects(file)]
-        found = compact_plan.plan_compaction(files, force=self._context.force, must_rewrite=self._pending.affects)
+        else:
+            self._links = links.find_stale_links(self._context.home, self._context.dataset, files)
+        found = compact_plan.plan_compaction(files, force=self._context.force, must_rewrite=self._must_rewrite)
         return [group for group in found if group.partition not in self.failed]
+
+    def _must_rewrite(self, file: DataFile) -> bool:
+        return self._pending.affects(file) or self._links.affects(file)
 
     def _rewrite_all(self, groups: list[RewriteGroup]) -> list[RewriteGroup]:
         """Rewrite in batches; return the groups left over when the time is up."""
@@ -192,7 +198,7 @@ class Compaction:
             tuple(file.path for file in group.files),
             OutputPaths(table.data_root, self._context.id, group.files[0].min_seq or 0),
             table.field_ids,
-            patch=self._pending.amendment(group.files),
+            patch=self._links.amendment(group.files, self._context.dataset, self._pending.amendment(group.files)),
         )
         return DeduplicatingTask(task, table.gateway_id)
 

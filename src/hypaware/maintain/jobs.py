@@ -1,8 +1,8 @@
 """The job `maintain`: retention, then compaction, then expiry, one dataset after another; or a rebuild.
 
 args: `dataset` (all with a table if null), `dry_run`, `force`, `only` (`"compact"`, `"expire"` or null), `rebuild`,
-`budget` (seconds, null for no limit). Result: the documented report of `hyp maintain`. A dry run takes the same steps
-in the process of the command, without Spark and without changes.
+`readmit`, `budget` (seconds, null for no limit). Result: the documented report of `hyp maintain`. A dry run takes the
+same steps in the process of the command, without Spark and without changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hypaware.iceberg import fsync
 from hypaware.iceberg.metadata import DataFile
 from hypaware.lake import locks
 from hypaware.lake.spark_table import SparkLake, list_stored_datasets
-from hypaware.maintain import compact, expire, rebuild, retention
+from hypaware.maintain import compact, expire, inventory, rebuild, retention
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
@@ -45,7 +45,7 @@ def run_maintenance(context: JobContext, args: dict[str, Any], now: datetime | N
     opened = open_home(context.home)
     with closing(opened.store):
         for dataset in wanted:
-            has_files = args.get("rebuild") and rebuild.table_folders(context.home, dataset.name)
+            has_files = args.get("rebuild") and inventory.table_folders(context.home, dataset.name)
             if dataset not in present and not has_files:
                 continue
             maintenance = MaintenanceContext(
@@ -85,7 +85,9 @@ def dry_run_report(
 
 
 def _steps(args: dict[str, Any]) -> tuple[Any, ...]:
-    return (rebuild.rebuild_dataset,) if args.get("rebuild") else STEPS[args.get("only")]
+    if args.get("rebuild"):
+        return (rebuild.rebuild_dataset,)
+    return (retention.readmit_days,) if args.get("readmit") else STEPS[args.get("only")]
 
 
 def run_steps(context: MaintenanceContext, steps: tuple[Any, ...]) -> dict[str, Any]:

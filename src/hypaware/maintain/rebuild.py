@@ -1,14 +1,16 @@
 """Rebuild: write every readable row into a new generation of the table, which then replaces the old one.
 
 Used to change a table's layout, and for repair: files that cannot be read are moved to `lake/set-aside/` and reported.
-Rows keep their sequences, so watermarks stay valid; the floor stays, so no sequence is reused. Flushes wait until the
-rebuild is done. Queries and deliveries continue with the old generation and switch to the new one.
+Rows keep their sequences, so watermarks stay valid; the floor stays, so no sequence is reused. Rows that another
+program added without a sequence get one (`row_numbers`), and rows that it deleted by position stay deleted. The new
+generation is swapped in only if it holds exactly the rows that were read. Flushes wait until the rebuild is done.
+Queries and deliveries continue with the old generation and switch to the new one.
 
 A generation has its own directory, `warehouse/hypaware/<dataset>-<8 hex>/`. The new one is created under another
 namespace and swapped in by one catalog change. The next rebuild removes the generation of a killed one, expiry removes
 the directory of the previous generation. If the metadata cannot be read completely, every data file on disk counts,
 without the rows of flushes that were not committed, or possibly not: they are still in the spool or in their
-transcripts and would be added twice.
+transcripts and would be added twice. Which rows another program deleted is then unknown, so delete files stop it.
 
 @ref keeping#rebuild
 """
@@ -22,13 +24,13 @@ import sqlite3
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hypaware import faults, telemetry
@@ -36,18 +38,31 @@ from hypaware.errors import LakeError, Retryable
 from hypaware.home import Home, durable_files
 from hypaware.home.sqlite_readonly import open_readonly
 from hypaware.iceberg import fsync, metadata
-from hypaware.iceberg.metadata import CATALOG, FLOOR_PROPERTY, NAMESPACE, REBUILT_FROM_PROPERTY, CatalogEntry
-from hypaware.lake import dedupe, locks, schema
+from hypaware.iceberg.metadata import (
+    CATALOG,
+    FLOOR_PROPERTY,
+    NAMESPACE,
+    REBUILT_FROM_PROPERTY,
+    CatalogEntry,
+    TableMetadata,
+)
+from hypaware.lake import dedupe, health, locks, lost_rows, schema
 from hypaware.lake.build import BuildFailure, BuildResult
+from hypaware.lake.key_index import KeyIndex, is_index_readable
+from hypaware.lake.lost_rows import LostRange
 from hypaware.lake.parquet import BuiltFile, OutputPaths
-from hypaware.lake.rewrite import RollingWriter, read_in_order
-from hypaware.lake.table import LakeTable, TableChange
+from hypaware.lake.table import TableChange
+from hypaware.maintain import row_numbers
 from hypaware.maintain.compact_plan import split_by_weight
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
-from hypaware.model import datasets
-from hypaware.model.datasets import BATCH_ID, SEQ, SOURCE
-from hypaware.state import flushes
+from hypaware.maintain.inventory import TableInventory, find_deleted_rows, table_folders, take_inventory
+from hypaware.maintain.regroup import Positions, RegroupBalance, RegroupTask, sum_balances
+from hypaware.state import flushes, streams
+from hypaware.state.flushes import Flush
 from hypaware.text import format_count
+
+if TYPE_CHECKING:
+    pass
 
 _after_write = faults.crash_point(
     "maintain.rebuild.after-write", "the files of the new generation are written, nothing references them"
@@ -61,30 +76,14 @@ _TASK_BYTES = 128 << 20
 _TASKS_AT_ONCE = 16
 
 
-@dataclass(frozen=True)
-class TableInventory:
-    """The files of a table whose metadata may be damaged."""
-
-    entry: CatalogEntry | None
-    properties: Mapping[str, str]
-    """The table's own `hyp.*` properties: floor, gateway, first day kept."""
-    paths: tuple[Path, ...]
-    lost: Mapping[Path, str] = field(default_factory=dict)
-    """Referenced files that cannot be used, with the reason."""
-    lost_rows: int = 0
-    damage: str | None = None
-    """Why the metadata could not be read, if so."""
-    uuid: str | None = None
-
-
 def rebuild_dataset(context: MaintenanceContext, report: MaintenanceReport) -> None:
     with (
         telemetry.span("maintain.rebuild", component="maintain", operation="rebuild", hyp_dataset=context.dataset.name),
         locks.commit_lock(context.dataset.name, context.check_cancelled),
     ):
-        inventory = _take_inventory(context.home, context.dataset.name)
+        inventory = take_inventory(context.home, context.dataset.name)
         if context.dry_run:
-            files = format_count(len(inventory.paths), "file")
+            files = format_count(len(inventory.rows), "file")
             report.reasons.append(f"would rewrite {files}{_describe_damage(inventory)}")
         else:
             _rebuild_table(context, report, inventory)
@@ -100,27 +99,58 @@ def _rebuild_table(context: MaintenanceContext, report: MaintenanceReport, inven
     location = home.warehouse / NAMESPACE / f"{dataset.name}-{secrets.token_hex(4)}"
     schema.create_table(spark, dataset, context.lake.identity, namespace=NEXT_NAMESPACE, location=location)
     table = SparkTable(spark, dataset, namespace=NEXT_NAMESPACE)
+    flush: Flush | None = None
     try:
-        built, unreadable = _rewrite_files(context, table, inventory)
+        deleted = find_deleted_rows(spark, dataset.name) if inventory.has_deletes else {}
+        flush, numbers = row_numbers.reserve_numbers(context.store, dataset.name, inventory.rows, inventory.floor)
+        rewrite = RegroupTask(
+            dataset.name,
+            (),
+            OutputPaths(table.data_root, context.id, 0),
+            dict(table.field_ids),
+            _find_excluded_flushes(context) if inventory.damage else frozenset(),
+            may_repeat=bool(inventory.damage),
+            flush_id=flush.id if flush else "",
+        )
+        results, unreadable = _rewrite_files(context, inventory, rewrite, deleted, numbers)
+        built = [file for result in results for file in result.files]
+        balance = sum_balances(results)
         _after_write()
-        properties = _new_properties(context, inventory, built, is_complete=not unreadable)
+        lost = {**inventory.lost, **unreadable}
+        lost_ranges = _find_lost_ranges(context, inventory, lost) if lost else []
+        keeps_index = lost_ranges is not None
+        properties = _new_properties(context, inventory, flush, built, keeps_index=keeps_index)
         table.replace_files(TableChange("rebuild", (), built, properties=properties))
         fsync.fsync_commit(home, dataset.name, NEXT_NAMESPACE)
         _after_fill()
+        _check_rows(inventory, unreadable, deleted, balance, table.metadata)
+        if lost_ranges:
+            # Before the swap, so that a killed rebuild cannot leave lost rows that count as present.
+            with closing(KeyIndex(home.keys)) as index:
+                lost_rows.mark_lost(home, index, lost_ranges, lost)
         _swap(home, dataset.name, inventory.entry)
     except Exception:
         # Cancelled or failed. After a swap there is nothing left to clear.
         clear_unfinished(home, dataset.name)
+        if flush is not None and metadata.find_table(home, dataset.name) == inventory.entry:
+            with context.store.transaction() as connection:
+                flushes.discard_flush(connection, flush)
         raise
-    lost = {**inventory.lost, **unreadable}
+    if flush is not None:
+        row_numbers.record_numbers(home, context.store, flush, balance.numbered, built)
     for path, reason in lost.items():
         report.set_aside.append(f"{_set_aside(context, path)}: {reason}" if path.exists() else reason)
     rows, files = sum(file.rows for file in built), format_count(len(built), "file")
     report.reasons.append(f"rebuilt {rows:,} rows into {files}{_describe_damage(inventory)}")
+    if balance.numbered:
+        report.reasons.append(f"gave {format_count(balance.numbered, 'row')} without a sequence a new one")
+    if balance.deleted:
+        report.reasons.append(f"left out {format_count(balance.deleted, 'row')} that another program had deleted")
     if lost:
+        again = "" if keeps_index else "; sinks receive imported rows again, because it is unknown which rows are lost"
         report.errors.append(
             f"{format_count(len(lost), 'file')} could not be read, and rows that only they held are lost; to import "
-            "the rows that your clients still have, run: hyp backfill"
+            f"the rows that your clients still have, run: hyp backfill{again}"
         )
         with context.store.transaction() as connection:
             flushes.forget_checkpoints(connection, dataset.name)
@@ -136,21 +166,67 @@ def _describe_damage(inventory: TableInventory) -> str:
 
 
 def _new_properties(
-    context: MaintenanceContext, inventory: TableInventory, built: list[BuiltFile], *, is_complete: bool
+    context: MaintenanceContext,
+    inventory: TableInventory,
+    flush: Flush | None,
+    built: list[BuiltFile],
+    *,
+    keeps_index: bool,
 ) -> dict[str, str]:
     """Return the properties of the new table.
 
-    If rows were lost, `rebuilt-from` is not set: the key index then forgets the lost rows, and they can be imported
-    again.
+    Without `rebuilt-from`, the key index forgets all rows that are not in the new table. Lost rows can then be imported
+    again, as new rows.
     """
     with context.store.reading() as connection:
         recorded = flushes.highest_recorded_sequence(connection, context.dataset.name)
     properties = {key: value for key, value in inventory.properties.items() if key != REBUILT_FROM_PROPERTY}
-    floor = int(properties.get(FLOOR_PROPERTY, 0))
-    properties[FLOOR_PROPERTY] = str(max(floor, recorded, *(file.max_seq for file in built)))
-    if inventory.uuid and not inventory.lost and is_complete:
+    reserved = flush.last if flush else 0
+    properties[FLOOR_PROPERTY] = str(max(inventory.floor, recorded, reserved, *(file.max_seq for file in built)))
+    if inventory.uuid and keeps_index:
         properties[REBUILT_FROM_PROPERTY] = inventory.uuid
     return properties
+
+
+def _find_lost_ranges(
+    context: MaintenanceContext, inventory: TableInventory, lost: Collection[Path]
+) -> list[LostRange] | None:
+    """Return the sequences of the lost files and how far they were delivered, or None if the key index cannot tell
+    which rows had them."""
+    dataset, found = context.dataset.name, []
+    with context.store.reading() as connection:
+        known = [stream for stream in streams.list_streams(connection) if stream.key.sink in context.config.sinks]
+    for file in (inventory.known[path] for path in lost if path in inventory.known):
+        if file.min_seq is None or file.max_seq is None:
+            return None
+        own = (dataset, file.source)
+        reached = [each.watermark or 0 for each in known if (each.key.dataset, each.key.source) == own]
+        found.append(LostRange(file.min_seq, file.max_seq, min(reached, default=file.max_seq)))
+    others_damaged = health.find_damaged_tables(context.home).keys() - {dataset}
+    if inventory.uuid is None or others_damaged or not is_index_readable(context.home.keys):
+        return None
+    with closing(KeyIndex(context.home.keys)) as index:
+        return found if index.indexed_through(dataset, inventory.uuid) == inventory.floor else None
+
+
+def _check_rows(
+    inventory: TableInventory,
+    unreadable: Collection[Path],
+    deleted: Positions,
+    balance: RegroupBalance,
+    new: TableMetadata,
+) -> None:
+    """Refuse a new generation that does not hold exactly the rows of the old one."""
+    rows_out = sum(file.rows for file in metadata.iter_live_files(new))
+    readable = [path for path in inventory.rows if path not in unreadable]
+    rows_in = balance.read if inventory.damage else sum(inventory.rows[path] for path in readable)
+    rows_deleted = sum(len(deleted.get(path, ())) for path in readable)
+    if not balance.balanced or (rows_in, rows_deleted, rows_out) != (balance.read, balance.deleted, balance.written):
+        raise LakeError(
+            f"the rebuilt table has {rows_out:,} rows instead of {rows_in - rows_deleted:,} ({balance}); "
+            "the old table stays in place",
+            kind="rebuild_unbalanced",
+        )
 
 
 def _swap(home: Home, table: str, old: CatalogEntry | None) -> None:
@@ -211,85 +287,44 @@ def find_abandoned(home: Home, dataset: str) -> list[Path]:
     return [folder for folder in table_folders(home, dataset) if folder.resolve() not in in_use]
 
 
-def table_folders(home: Home, dataset: str) -> list[Path]:
-    """Return all directories on disk that hold, or held, files of the dataset's table."""
-    parent = home.warehouse / NAMESPACE
-    return sorted(path for path in parent.glob(f"{dataset}*") if dataset in (path.name, path.name.rpartition("-")[0]))
-
-
-def _take_inventory(home: Home, dataset: str) -> TableInventory:
-    """Find the table's files, from its metadata or, if that is damaged, from disk."""
-    entry = metadata.find_table(home, dataset)
-    if entry is None:
-        return _search_disk(home, dataset, None, "the table is not in the catalog")
-    try:
-        table_metadata = metadata.read_metadata(entry.metadata)
-        live = list(metadata.iter_live_files(table_metadata))
-    except (OSError, MemoryError) as error:
-        if not isinstance(error, FileNotFoundError):
-            # A failure to read is not damage.
-            raise Retryable(f"cannot read {entry.metadata}: {error}", kind="lake_unreadable") from error
-        return _search_disk(home, dataset, entry, f"{error.filename} is missing")
-    except Exception as error:
-        # Damaged JSON and Avro raise many kinds of errors; all mean damage here.
-        return _search_disk(home, dataset, entry, f"{type(error).__name__}: {error}")
-    lost = {file: reason for file in live if (reason := fsync.find_file_damage(file.path, file.bytes))}
-    return TableInventory(
-        entry,
-        _own_properties(table_metadata.properties),
-        tuple(file.path for file in live if file not in lost),
-        {file.path: reason for file, reason in lost.items()},
-        sum(file.rows for file in lost),
-        uuid=table_metadata.uuid,
-    )
-
-
-def _search_disk(home: Home, dataset: str, entry: CatalogEntry | None, damage: str) -> TableInventory:
-    """Return all data files, and the properties with the highest floor among all readable metadata files."""
-    paths: list[Path] = []
-    newest: Mapping[str, str] = {}
-    for folder in table_folders(home, dataset):
-        paths += sorted((folder / "data").rglob("*.parquet"))
-        for path in (folder / "metadata").glob("*.metadata.json"):
-            with suppress(OSError, ValueError, KeyError, StopIteration):
-                properties = metadata.read_metadata(path).properties
-                if int(properties.get(FLOOR_PROPERTY, 0)) >= int(newest.get(FLOOR_PROPERTY, 0)):
-                    newest = properties
-    return TableInventory(entry, _own_properties(newest), tuple(paths), damage=damage)
-
-
-def _own_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in properties.items() if key.startswith("hyp.")}
+def _find_excluded_flushes(context: MaintenanceContext) -> frozenset[str]:
+    """Return the flushes that may not have been committed. Readable metadata would tell."""
+    with context.store.reading() as connection:
+        return frozenset(flushes.uncommitted_flush_ids(connection, context.dataset.name))
 
 
 def _rewrite_files(
-    context: MaintenanceContext, table: LakeTable, inventory: TableInventory
-) -> tuple[list[BuiltFile], dict[Path, str]]:
+    context: MaintenanceContext,
+    inventory: TableInventory,
+    rewrite: RegroupTask,
+    deleted: Positions,
+    numbers: Mapping[Path, int],
+) -> tuple[list[BuildResult], dict[Path, str]]:
     """Rewrite all files in batches; if a task fails, its files are checked one by one.
 
-    Return the new files, and the unreadable ones with the reason.
+    Return the results, and the unreadable files with the reason.
     """
-    name, excluded_flushes = context.dataset.name, frozenset[str]()
-    if inventory.damage:
-        # Readable metadata would tell which flushes were committed.
-        with context.store.reading() as connection:
-            excluded_flushes = frozenset(flushes.uncommitted_flush_ids(connection, name))
     by_partition: defaultdict[tuple[str, ...], list[Path]] = defaultdict(list)
-    for path in inventory.paths:
-        by_partition[path.parts[-3:-1]].append(path)
+    for path in inventory.rows:
+        # Folders name source and day. A row whose source an earlier rebuild filled in is in files of two sources.
+        by_partition[path.parts[-2:-1] if rewrite.may_repeat else path.parts[-3:-1]].append(path)
     # If rows may be in two files, one task reads all files of a partition.
-    limit = sys.maxsize if inventory.damage else _TASK_BYTES
-    output, field_ids = OutputPaths(table.data_root, context.id, 0), table.field_ids
+    limit = sys.maxsize if rewrite.may_repeat else _TASK_BYTES
     tasks = [
-        RegroupTask(name, tuple(paths), output, field_ids, excluded_flushes)
+        replace(
+            rewrite,
+            paths=tuple(paths),
+            deleted={path: deleted[path] for path in paths if path in deleted},
+            numbers={path: numbers[path] for path in paths if path in numbers},
+        )
         for partition in by_partition.values()
         for paths in split_by_weight(partition, [limit], lambda path: [path.stat().st_size])
     ]
-    built: list[BuiltFile] = []
+    results: list[BuildResult] = []
     unreadable: dict[Path, str] = {}
     for start in range(0, len(tasks), _TASKS_AT_ONCE):
         context.check_cancelled()
-        context.progress(f"rebuilding {name}", start, len(tasks))
+        context.progress(f"rebuilding {rewrite.dataset}", start, len(tasks))
         group = tasks[start : start + _TASKS_AT_ONCE]
         for task, result in zip(group, context.lake.run(group), strict=True):
             if isinstance(result, BuildFailure):
@@ -301,9 +336,9 @@ def _rewrite_files(
                 if found:
                     (result,) = context.lake.run([replace(task, paths=remaining)])
             if isinstance(result, BuildFailure):
-                raise Retryable(f"{name}: rebuild failed: {result.reason}", kind="rebuild_failed")
-            built += result.files
-    return built, unreadable
+                raise Retryable(f"{rewrite.dataset}: rebuild failed: {result.reason}", kind="rebuild_failed")
+            results.append(result)
+    return results, unreadable
 
 
 def _read_problem(path: Path) -> str | None:
@@ -315,60 +350,3 @@ def _read_problem(path: Path) -> str | None:
     except (OSError, pa.ArrowException) as error:
         return f"{type(error).__name__}: {error}"
     return None
-
-
-@dataclass(frozen=True)
-class RegroupTask:
-    """A Spark task that writes rows into the partitions of a new table, by the rows' own values.
-
-    A row present in several files (before and after a compaction) is written once, recognised by its sequence.
-    """
-
-    dataset: str
-    paths: tuple[Path, ...]
-    output: OutputPaths
-    field_ids: Mapping[str, int]
-    excluded_flushes: frozenset[str] = frozenset()
-    """Flushes whose rows are left out: they were not committed, or possibly not, and are still in the spool."""
-
-    def run(self) -> BuildResult:
-        dataset = datasets.get(self.dataset)
-        file_schema = schema.file_schema(dataset, self.field_ids)
-        excluded = pa.array(sorted(self.excluded_flushes), pa.string())
-        writers: dict[tuple[str, str], RollingWriter] = {}
-        highest = 0
-        try:
-            for rows in read_in_order(self.paths, file_schema):
-                if self.excluded_flushes:
-                    rows = rows.filter(pc.invert(pc.is_in(rows.column(BATCH_ID), value_set=excluded)))
-                rows = _deduplicate(rows, highest)
-                highest = max(highest, pc.max(rows.column(SEQ)).as_py() or 0)
-                for (source, day), part in _split_partitions(rows, dataset.time_column):
-                    if (source, day) not in writers:
-                        writers[source, day] = RollingWriter(self.output, dataset, source, day, file_schema)
-                    writers[source, day].add(part)
-            files = [file for writer in writers.values() for file in writer.close()]
-        except BaseException:
-            for writer in writers.values():
-                writer.discard()
-            raise
-        return BuildResult(files=files)
-
-
-def _deduplicate(rows: pa.Table, after: int) -> pa.Table:
-    """Drop sorted rows that repeat a sequence or have one that was already written."""
-    seqs = rows.column(SEQ).combine_chunks()
-    is_new = pc.greater(seqs, after)
-    if len(seqs) > 1:
-        repeated = pc.equal(seqs.slice(1), seqs.slice(0, len(seqs) - 1))
-        is_new = pc.and_(is_new, pc.invert(pa.concat_arrays([pa.array([False]), repeated])))
-    return rows.filter(is_new)
-
-
-def _split_partitions(rows: pa.Table, time_column: str) -> Iterator[tuple[tuple[str, str], pa.Table]]:
-    days = pc.strftime(rows.column(time_column), format="%Y-%m-%d")
-    keyed = rows.select([SOURCE]).append_column("day", days)
-    keys = keyed.group_by([SOURCE, "day"]).aggregate([]).to_pylist()
-    for key in keys:
-        in_partition = pc.and_(pc.equal(keyed.column(SOURCE), key[SOURCE]), pc.equal(days, key["day"]))
-        yield (key[SOURCE], key["day"]), rows.filter(in_partition) if len(keys) > 1 else rows

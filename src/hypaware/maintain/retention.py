@@ -1,8 +1,9 @@
 """Retention: remove days older than configured from the table by metadata alone; no data file is read or written.
 
 One commit removes all due days of a dataset and sets the table property `hyp.retained-from`, the first day kept. That
-day only advances, and imports never bring back older rows. Days that are dropped undelivered are recorded in the state
-before they are dropped. A record without a completed drop is resolved by looking at the table's files.
+day only advances, and imports never bring back older rows; but a day in the future, which a wrong clock has set, is
+revoked, and imports may restore the rows that were dropped with it. Days that are dropped undelivered are recorded in
+the state before they are dropped. A record without a completed drop is resolved by looking at the table's files.
 
 @ref keeping#retention
 """
@@ -10,16 +11,20 @@ before they are dropped. A record without a completed drop is resolved by lookin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
+from datetime import date
 
 from hypaware import faults, telemetry
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import RETAINED_FROM_PROPERTY
-from hypaware.lake.table import TableChange
+from hypaware.lake import dedupe, health, lost_rows
+from hypaware.lake.lost_rows import LostRange
+from hypaware.lake.table import LakeTable, TableChange
 from hypaware.maintain import retention_plan
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport, count_by_partition
 from hypaware.maintain.retention_plan import RetentionPlan
-from hypaware.state import retention
+from hypaware.state import flushes, retention, streams
 from hypaware.state.retention import RetentionHold
 from hypaware.text import format_count
 
@@ -36,7 +41,9 @@ def apply_retention(context: MaintenanceContext, report: MaintenanceReport) -> N
     with telemetry.span(
         "maintain.retain", component="maintain", operation="retain", hyp_dataset=name, dry_run=dry_run
     ) as span:
-        if warning := retention_plan.clock_warning(context.home, context.store, context.dataset, context.now):
+        keeps_all = retention_plan.first_day_kept(context.config, context.dataset, context.now) is None
+        warning = retention_plan.clock_warning(context.home, context.store, context.dataset, context.now)
+        if warning and not keeps_all:
             report.reasons.append(warning)
             context.note(warning)
             span.status("skipped")
@@ -74,6 +81,9 @@ def _retain(context: MaintenanceContext, report: MaintenanceReport, plan: Retent
         _save_holds(context, plan.known_holds, plan.holds)
         if plan.overdue:
             _announce(context, plan)
+        if plan.revokes:
+            context.note(f"warning: the first day kept of {context.dataset.name} is in the future: the clock was ahead")
+            _readmit_dropped_rows(context, table)
         _before_commit()
         properties = {RETAINED_FROM_PROPERTY: str(plan.first_day)} if plan.advances else {}
         if plan.to_drop or properties:
@@ -83,6 +93,43 @@ def _retain(context: MaintenanceContext, report: MaintenanceReport, plan: Retent
     _resolve_drops(context)
     _save_holds(context, plan.holds, [held.hold for held in plan.held])
     return plan
+
+
+def readmit_days(context: MaintenanceContext, report: MaintenanceReport) -> None:
+    """Reset the first day kept to the configured period, so that imports may restore later days that were dropped."""
+    first_day = retention_plan.first_day_kept(context.config, context.dataset, context.now) or date.min
+    if context.table_metadata.properties.get(RETAINED_FROM_PROPERTY, "") <= str(first_day):
+        report.reasons.append("retention has dropped no day that the configured period keeps")
+        return
+    would = "would reset" if context.dry_run else "reset"
+    report.reasons.append(
+        f"{would} the first day kept, which was {context.table_metadata.properties[RETAINED_FROM_PROPERTY]}"
+    )
+    if not context.dry_run:
+        with context.lock_table() as table:
+            _readmit_dropped_rows(context, table)
+            _before_commit()
+            table.replace_files(TableChange("retain", (), properties={RETAINED_FROM_PROPERTY: str(first_day)}))
+            _after_commit()
+            fsync.fsync_commit(context.home, context.dataset.name)
+
+
+def _readmit_dropped_rows(context: MaintenanceContext, table: LakeTable) -> None:
+    """Let imports restore rows that were dropped, under their sequences."""
+    name = context.dataset.name
+    health.check_tables(context.home)
+    with context.store.reading() as connection:
+        known = [each for each in streams.list_streams(connection) if each.key.dataset == name]
+    delivered = [each.watermark or 0 for each in known if each.key.sink in context.config.sinks]
+    lost = LostRange(1, table.floor, min(delivered, default=table.floor))
+    with closing(dedupe.open_index(context.home, context.lake, table, context.dataset)) as index:
+        lost_rows.mark_lost(context.home, index, [lost])
+    with context.store.transaction() as connection:
+        flushes.forget_checkpoints(connection, name)
+    context.note(
+        f"the first day kept of {name} is reset; to import the dropped rows that your clients still have, run: "
+        "hyp backfill"
+    )
 
 
 def _announce(context: MaintenanceContext, plan: RetentionPlan) -> None:

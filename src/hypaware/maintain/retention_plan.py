@@ -24,6 +24,7 @@ from hypaware.export.status import StreamState, read_stream_states
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import RETAINED_FROM_PROPERTY, DataFile
+from hypaware.lake import health
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.state import dead_letters, flushes, retention
@@ -38,6 +39,8 @@ _WARN_DAYS = 7
 _CLOCK_TOLERANCE = timedelta(hours=1)
 # A machine may be idle for long, but one whose clock jumps to another decade must not empty its lake.
 _MAX_IDLE = timedelta(days=180)
+# A clock that contradicts earlier commits is trusted after commits, or rows, on so many days.
+_CONFIRMING_DAYS = 7
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,9 @@ class RetentionPlan:
     first_day: date | None
     """None if the dataset is kept forever."""
     advances: bool = False
-    """Whether the table's `hyp.retained-from` has to advance."""
+    """Whether the table's `hyp.retained-from` has to be set to the first day."""
+    revokes: bool = False
+    """Whether the table's `hyp.retained-from` is in the future, because it was set under a clock that was ahead."""
     droppable: tuple[DataFile, ...] = ()
     held: tuple[HeldDay, ...] = ()
     overdue: tuple[HeldDay, ...] = ()
@@ -121,9 +126,11 @@ def plan_retention(home: Home, config: Config, store: StateStore, dataset: Datas
     today, max_days = now.astimezone(UTC).date(), config.retention.max_hold_days
     held = _group_by_hold(needed, known_holds, today, max_days)
     retained_from = table.properties.get(RETAINED_FROM_PROPERTY)
+    kept_since = date.fromisoformat(retained_from) if retained_from else date.min
     return RetentionPlan(
         first_day,
-        retained_from is None or date.fromisoformat(retained_from) < first_day,
+        not first_day <= kept_since <= today,
+        kept_since > today,
         tuple(file for file in due if file not in needed),
         tuple(each for each in held if each.until > today),
         tuple(each for each in held if each.until <= today),
@@ -250,21 +257,37 @@ def is_retention_due(home: Home, config: Config, store: StateStore, dataset: Dat
 
 
 def clock_warning(home: Home, store: StateStore, dataset: Dataset, now: datetime) -> str | None:
-    """Return a warning if rows were committed in the future, or none were committed for a very long time."""
+    """Return a warning if the clock may be wrong, judged by the days of the home's commits and of the table's rows.
+
+    A commit in the future, or a long time without any commit before the latest ones, shows that the clock was wrong
+    once, now or then. One commit is no proof that it is right now: it may be made under the wrong clock itself.
+    """
     entry = metadata.find_table(home, dataset.name)
-    times = [snapshot.at for snapshot in metadata.read_metadata(entry.metadata).snapshots] if entry else []
+    table = metadata.read_metadata(entry.metadata) if entry else None
+    times = [datetime.fromtimestamp(snapshot.at, UTC) for snapshot in table.snapshots] if table else []
     with store.reading() as connection:
-        if flushed := flushes.last_flush_at(connection, dataset.name):
-            times.append(flushed.timestamp())
+        times += flushes.commit_times(connection)
     if not times:
         return None
-    latest = max(times)
-    if (now - _MAX_IDLE).timestamp() <= latest <= (now + _CLOCK_TOLERANCE).timestamp():
+    future = {time.date() for time in times if time > now + _CLOCK_TOLERANCE}
+    recent: list[datetime] = []
+    for time in sorted((time for time in times if time <= now + _CLOCK_TOLERANCE), reverse=True):
+        if (recent[-1] if recent else now) - time > _MAX_IDLE:
+            break
+        recent.append(time)
+    if len(recent) == len(times):
         return None
-    then = datetime.fromtimestamp(latest, UTC)
+    days = {time.date() for time in recent}
+    if table and recent:
+        rows = {file.day for file in metadata.iter_cached_files(table) if file.day is not None}
+        days |= {day for day in rows if now.date() - _MAX_IDLE <= day <= now.date()}
+    if len(days) >= _CONFIRMING_DAYS and len(days) > len(future):
+        return None
+    other = max(time for time in times if time not in recent)
     return (
-        f"this machine's clock shows {now:%Y-%m-%d %H:%M} (UTC), but the last commit to {dataset.name} was at "
-        f"{then:%Y-%m-%d %H:%M}: the clock may be wrong, so nothing is dropped before the next commit"
+        f"this machine's clock shows {now:%Y-%m-%d %H:%M} (UTC), but a commit to the lake was at "
+        f"{other:%Y-%m-%d %H:%M}: the clock may be wrong, so nothing of {dataset.name} is dropped before commits on "
+        f"{_CONFIRMING_DAYS} days confirm it"
     )
 
 
@@ -274,8 +297,9 @@ def retention_status(home: Home, config: Config, store: StateStore, now: datetim
     The warnings are about undelivered rows that will be dropped soon, and about a wrong clock.
     """
     found = []
+    damaged = health.find_damaged_tables(home)
     for entry in metadata.list_tables(home):
-        if entry.name not in datasets.list_names():
+        if entry.name not in datasets.list_names() or entry.name in damaged:
             continue
         dataset = datasets.get(entry.name)
         plan = plan_retention(home, config, store, dataset, now)

@@ -55,9 +55,10 @@ def find_due_datasets(
 ) -> list[str]:
     """Return the datasets with work to do, limited to the step `only` as in the job `maintain`."""
     found = []
+    damaged = health.find_damaged_tables(home)
     for entry in metadata.list_tables(home):
-        # A table whose plugin is not installed is left alone.
-        if entry.name not in datasets.list_names():
+        # A table whose plugin is not installed is left alone, and so is one that only a rebuild can help.
+        if entry.name not in datasets.list_names() or entry.name in damaged:
             continue
         table = metadata.read_metadata(entry.metadata)
         # A single pending settlement is enough for a compaction.
@@ -78,7 +79,11 @@ def idle_report(
 ) -> dict[str, Any]:
     """Return the report of `hyp maintain` if no dataset is due. It includes rows held for a sink."""
     reports = []
+    damaged = health.find_damaged_tables(home)
     for dataset in wanted:
+        if dataset.name in damaged:
+            reports.append(MaintenanceReport(dataset.name, errors=[damaged[dataset.name].message]).as_json())
+            continue
         entry = metadata.find_table(home, dataset.name)
         assert entry is not None
         files = list(metadata.iter_cached_files(metadata.read_metadata(entry.metadata)))
@@ -230,6 +235,7 @@ class MaintenanceTask:
         with closing(open_home(home, make=False).store) as store:
             retention = retention_plan.retention_status(home, config, store, now)
             warnings = [warning for each in retention for warning in each["warnings"]]
+            warnings += [f"warning: {error.message}" for error in health.find_damaged_tables(home).values()]
             return bool(find_due_datasets(home, config, store, now)), warnings
 
     def _on_event(self, event: Event) -> None:

@@ -19,7 +19,11 @@ model also have a `said` key; live rows have one only in that case. Several part
 ("continue", equal blocks, images): the n-th live row matches the n-th native row, in the order of message_created_at.
 
 Claude Code before 2.1 does not identify its agents in requests. Its live rows and native rows of subagents therefore
-also have `said:<role>:?:<part>`. Versions of Codex that send item ids need no matching: the part_id is the same.
+also have `said:<role>:?:<part>`.
+
+Codex sends item ids: the live row has the part_id of its native row, which replaces its columns all the same, because
+a row made from a request's history lacks usage, time and git facts. Such a row also matches a live row without the
+client's id, recorded before the client began to send ids.
 
 @ref keys#matching
 """
@@ -36,10 +40,10 @@ from hypaware.model import canonical
 AnyRow = Mapping[str, Any]
 _FALLBACK_ID = "gateway_fallback"
 _PREVIOUS_PART_ID = "previous_part_id"
+_PREVIOUS_LINK = "previous_link"
 # In canonical JSON. Imported rows of old clients also lack their own id, but are not live.
-_LIVE = '"source":"live"'
-# These columns determine a row's file in the lake, so a settled row keeps them unless the native values lead there too.
-_TIME_COLUMNS = ("message_created_at", "date")
+_LIVE, _SETTLED = '"source":"live"', f'"{_PREVIOUS_PART_ID}":'
+# These columns determine a row's stream, so a settled row keeps them unless the native values lead there too.
 _SOURCE_COLUMNS = ("client_name", "conversation_source", "provider")
 
 
@@ -50,7 +54,11 @@ class RowMatchKeys:
     keys: tuple[str, ...]
     """The most reliable first. If several rows share a key, the n-th live row matches the n-th native row."""
     is_live: bool
-    """The row was recorded without the client's id. A live row matches only a native row."""
+    """The row was recorded without the client's id. It matches only a row that has that id."""
+    is_unsettled: bool = False
+    """The row is live and has the client's id. The native row with this id settles it."""
+    is_settled: bool = False
+    """The row was settled by its native row and matches no other."""
     exact: int = 0
     """How many of the keys, from the first on, are valid regardless of time."""
     time_uncertain: bool = False
@@ -64,13 +72,21 @@ class MatchRules:
     marker_column: str
     """The one column that `may_be_live` and `previous_keys` read."""
     may_be_live: Callable[[AnyRow], bool]
-    """A quick test; false if the row is certainly native."""
+    """A quick test; false if the row is certainly native or settled."""
+    may_be_live_sql: str
+    """The same test in SQL."""
     match_keys: Callable[[AnyRow], RowMatchKeys | None]
-    """None for a row that cannot be matched, and for one that already was."""
+    """None for a row that cannot be matched."""
     previous_keys: Callable[[AnyRow], tuple[str, ...]]
     """Dedupe keys that a row had before it was matched with its native row."""
     settle: Callable[[AnyRow, AnyRow], dict[str, Any]]
     """(live row, native row), with all stored columns of both -> the row that replaces the live row."""
+    link_column: str
+    """The column with the id of the previous message, in a JSON array."""
+    relink: Callable[[AnyRow, str], dict[str, Any]]
+    """(row, id) -> the row with a link to that id in place of a replaced one."""
+    is_patched: Callable[[AnyRow], bool]
+    """Whether columns changed after the row id was computed: the row was settled or its link corrected."""
 
 
 def list_match_keys(row: AnyRow) -> list[str]:
@@ -103,21 +119,24 @@ def _list_keys(row: AnyRow, live: bool) -> list[str]:
 
 def _may_be_live(row: Mapping[str, Any]) -> bool:
     attributes = row.get("attributes")
-    return isinstance(attributes, str) and _FALLBACK_ID in attributes and _LIVE in attributes
+    return isinstance(attributes, str) and _LIVE in attributes and _SETTLED not in attributes
 
 
 def _match_keys(row: Mapping[str, Any]) -> RowMatchKeys | None:
     session = row.get("session_id")
     gateway = _gateway_group(row)
-    live = gateway.get("source") == "live"
-    has_fallback_id = gateway.get("identity_source") == _FALLBACK_ID
-    # A live row with its client's own id already has the native row's key; a settled row needs no other match.
-    if not session or (live and not has_fallback_id) or _PREVIOUS_PART_ID in gateway:
+    if not session:
         return None
-    keys = _list_keys(row, live)
+    settled = _PREVIOUS_PART_ID in gateway
+    recorded_live = gateway.get("source") == "live" and not settled
+    is_live = recorded_live and gateway.get("identity_source") == _FALLBACK_ID
+    is_unsettled = recorded_live and not is_live
+    keys = _list_keys(row, is_live)
+    if not keys and not is_unsettled:
+        return None
     exact = sum(not key.startswith("said:") for key in keys)
     scoped = tuple(f"{len(session)}:{session}:{key}" for key in keys)
-    return RowMatchKeys(scoped, live, exact, gateway.get("time_source") == "request") if keys else None
+    return RowMatchKeys(scoped, is_live, is_unsettled, settled, exact, gateway.get("time_source") == "request")
 
 
 def _previous_keys(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -129,21 +148,38 @@ def _previous_keys(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _settle(live: Mapping[str, Any], native: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the native row, completed with values that only the live row has, `attributes.gateway` included."""
-    kept = {name for name in live if native.get(name) is None}
-    gateway = {**_gateway_group(live), _PREVIOUS_PART_ID: live["part_id"]}
-    for name in ("identity_source", "time_source"):
-        gateway.pop(name, None)
-    if live["date"] != native["date"]:
-        kept.update(_TIME_COLUMNS)
-        gateway["native_created_at"] = str(native["message_created_at"])
+    """Return the native row, completed with values that only the live row has, also in groups of `attributes`."""
+    # A live row may have a type of its own, to which its subtype belongs.
+    kept = {name for name in live if native.get(name) is None} - {"provider_subtype"}
     if _source_of(live) != _source_of(native):
         kept.update(_SOURCE_COLUMNS)
-    attributes = {**_parse_object(native.get("attributes"))}
+    recorded, attributes = _parse_object(live.get("attributes")), {**_parse_object(native.get("attributes"))}
+    gateway = {**_gateway_group(live), _PREVIOUS_PART_ID: live["part_id"]}
+    for name in ("identity_source", "time_source", _PREVIOUS_LINK):
+        gateway.pop(name, None)
     attributes["gateway"] = {**_gateway_group(native), **gateway}
+    if isinstance(codex := attributes.get("codex"), Mapping):
+        attributes["codex"] = {**_parse_object(recorded.get("codex")), **codex}
+        # The client may have ended before it noted the usage of the response.
+        if "usage" in recorded:
+            attributes.setdefault("usage", recorded["usage"])
     settled = {name: live[name] if name in kept else native[name] for name in {**live, **native}}
     settled["attributes"] = canonical.dumps(attributes)
     return settled
+
+
+def _relink(row: Mapping[str, Any], message_id: str) -> dict[str, Any]:
+    attributes, replaced = _parse_object(row.get("attributes")), canonical.loads(row["previous_message_id"])[0]
+    gateway = {**_gateway_group(row), _PREVIOUS_LINK: replaced}
+    changed = {"previous_message_id": [message_id], "attributes": {**attributes, "gateway": gateway}}
+    return {**row, **{name: canonical.dumps(value) for name, value in changed.items()}}
+
+
+def _is_patched(row: Mapping[str, Any]) -> bool:
+    attributes = row.get("attributes")
+    return isinstance(attributes, str) and any(
+        f'"{name}":' in attributes for name in (_PREVIOUS_PART_ID, _PREVIOUS_LINK)
+    )
 
 
 def _source_of(row: Mapping[str, Any]) -> str | None:
@@ -171,7 +207,11 @@ MESSAGE_MATCH_RULES = MatchRules(
     ),
     marker_column="attributes",
     may_be_live=_may_be_live,
+    may_be_live_sql=f"instr(attributes, '{_LIVE}') > 0 AND instr(attributes, '{_SETTLED}') = 0",
     match_keys=_match_keys,
     previous_keys=_previous_keys,
     settle=_settle,
+    link_column="previous_message_id",
+    relink=_relink,
+    is_patched=_is_patched,
 )

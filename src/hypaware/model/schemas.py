@@ -10,6 +10,9 @@ from hypaware.model.datasets import Dataset, Row
 from hypaware.model.match_keys import MESSAGE_MATCH_RULES
 
 SCHEMA_VERSION = 7
+GATEWAY_TYPE = "gateway"
+"""The `provider_type` of rows that are not part of the conversation: no transcript has them, and counts leave them out.
+`provider_subtype` says what they are: context, unfinished, failed_call, compaction, no_output."""
 _S, _I, _L, _B = ColumnType.STRING, ColumnType.INT, ColumnType.BIGINT, ColumnType.BOOLEAN
 _T, _J = ColumnType.TIMESTAMP, ColumnType.JSON
 _MESSAGE_COLUMNS = (
@@ -57,9 +60,14 @@ _MESSAGE_COLUMNS = (
     Column("part_id", _S, "<message_id>#<part_index>; unique, the row's key.", required=True),
     Column("part_index", _I, "Position of the part in its message, starting at 0.", required=True),
     Column(
-        "part_type", _S, "text, reasoning, tool_call, tool_result, image, file, error, or another type.", required=True
+        "part_type",
+        _S,
+        "text, reasoning, tool_call, tool_result, image, file, error, usage, or another type.",
+        required=True,
     ),
-    Column("provider_type", _S, "Type of the transcript line or item, as the client wrote it."),
+    Column(
+        "provider_type", _S, "Type of the transcript line or item; gateway if the row is not part of the conversation."
+    ),
     Column("provider_subtype", _S, "Subtype of that line, or the type of the content block."),
     Column("content_text", _S, "Text, reasoning or tool result; base64 data is removed."),
     Column("tool_name", _S, "Name of the called tool, on the call and on its result."),

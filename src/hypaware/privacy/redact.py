@@ -1,19 +1,21 @@
-"""Redaction: allow-lists for headers and query parameters, markers `[<kind>:<8 hex of sha256>]` for secrets in text.
+"""Redaction: allow-lists for headers and query parameters, markers `[<kind>:<12 hex digits>]` for secrets in text.
 
 Only listed headers and query parameters are recorded. The values of all others are masked, and so is every value whose
 name suggests a secret. A masked value keeps at most its last four characters, and only if it is longer than sixteen.
 
-In content, the rules of `secret_rules` find secrets. A secret has the same marker everywhere, so that two uses of one
-key remain recognizable. Redacting redacted text changes nothing, and canonical JSON stays canonical. Counts say how
-often each rule matched, never what it found.
+In content, the rules of `secret_rules` find secrets. The digits of a marker are an HMAC of the secret with the key of
+the home (`marker_key`), so that two uses of one key remain recognizable and nobody else can test guesses of a weak
+password. Markers of earlier versions, with eight digits, stay. Redacting redacted text changes nothing, and canonical
+JSON stays canonical. Counts say how often each rule matched, never what it found.
 """
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,8 +26,9 @@ from hypaware.model.datasets import Dataset
 from hypaware.privacy.secret_scanner import classify_member, find_secrets, match_secret_header
 
 MASK = "***"
+_DIGITS = 12
 _MAX_ROUNDS = 16
-_MARKER = re.compile(rb"\[(?:" + "|".join(SECRET_RULES).encode() + rb"):[0-9a-f]{8}\]")
+_MARKER = re.compile(rb"\[(?:" + "|".join(SECRET_RULES).encode() + rb"):[0-9a-f]{8}(?:[0-9a-f]{4})?\]")
 _SECRET_NAME = re.compile(r"token|secret|passw|credential|session-?key")
 # fmt: off
 _ALWAYS_MASKED = frozenset((
@@ -59,6 +62,16 @@ _RECORDED_PARAMETERS = {
 _PARAMETER_NAME = re.compile(r"[A-Za-z][A-Za-z_.-]{0,31}")
 
 
+@dataclass(frozen=True)
+class Redaction:
+    key: bytes
+    """The key of the markers."""
+    rules_off: frozenset[str] = frozenset()
+
+    def build_marker(self, kind: str, secret: bytes) -> bytes:
+        return f"[{kind}:{hmac.digest(self.key, secret, 'sha256').hex()[:_DIGITS]}]".encode()
+
+
 def mask(value: str) -> str:
     return MASK + (value[-4:] if len(value) > 16 else "")
 
@@ -72,7 +85,7 @@ def redact_headers(headers: Iterable[tuple[str, str]] | Mapping[str, str]) -> di
             continue
         is_secret = name in _ALWAYS_MASKED or _SECRET_NAME.search(name)
         is_listed = name in _RECORDED_HEADERS or name.startswith(_RECORDED_FAMILIES)
-        found.setdefault(name, []).append(redact_text(value)[0] if is_listed and not is_secret else mask(value))
+        found.setdefault(name, []).append(_mask_secrets(value) if is_listed and not is_secret else mask(value))
     return {name: ", ".join(values) for name, values in found.items()}
 
 
@@ -80,64 +93,65 @@ def redact_query(target: str) -> tuple[str, str]:
     """Return the path of a request target, and its query with redacted values."""
     path, _, query = target.partition("#")[0].partition("?")
     parameters = [_redact_parameter(each) for each in re.split("[&;]", query)] if query else []
-    return redact_text(path)[0], "&".join(parameters)
+    return _mask_secrets(path), "&".join(parameters)
 
 
 def _redact_parameter(written: str) -> str:
     name, sign, value = written.partition("=")
     if not sign:
         return mask(written)
-    if not _PARAMETER_NAME.fullmatch(name) or redact_text(name)[1]:
+    if not _PARAMETER_NAME.fullmatch(name) or _mask_secrets(name) != name:
         name = MASK
     allowed = _RECORDED_PARAMETERS.get(name)
     return f"{name}={value if allowed and allowed.fullmatch(value) else mask(value)}"
 
 
-def redact_text(text: str, rules_off: Collection[str] = ()) -> tuple[str, Counter[str]]:
+def _mask_secrets(text: str) -> str:
+    data = text.encode("utf-8", "surrogatepass")
+    for span in reversed(find_secrets(data)):
+        data = data[: span.start] + MASK.encode() + data[span.end :]
+    return data.decode("utf-8", "surrogatepass")
+
+
+def redact_text(text: str, redaction: Redaction) -> tuple[str, Counter[str]]:
     counts: Counter[str] = Counter()
     if not text:
         return text, counts
     data = text.encode("utf-8", "surrogatepass")
-    off = frozenset(rules_off)
     # Text next to a replaced secret may match a rule now, so repeat until nothing is found: once, rarely twice.
     for _ in range(_MAX_ROUNDS):
-        redacted = _replace_secrets(data, off, counts)
+        redacted = _replace_secrets(data, redaction, counts)
         if redacted == data:
             break
         data = redacted
     return (data.decode("utf-8", "surrogatepass") if counts else text), counts
 
 
-def _replace_secrets(data: bytes, off: frozenset[str], counts: Counter[str]) -> bytes:
+def _replace_secrets(data: bytes, redaction: Redaction, counts: Counter[str]) -> bytes:
     """Replace the secrets outside of existing markers."""
     pieces: list[bytes] = []
     start = copied = 0
     markers = [marker.span() for marker in _MARKER.finditer(data)] if b"[" in data else []
     for marker_start, marker_end in (*markers, (len(data), len(data))):
-        for span in find_secrets(data[start:marker_start], off):
+        for span in find_secrets(data[start:marker_start], redaction.rules_off):
             counts[span.kind] += 1
             begin, end = start + span.start, start + span.end
-            pieces += (data[copied:begin], _build_marker(span.kind, data[begin:end]))
+            pieces += (data[copied:begin], redaction.build_marker(span.kind, data[begin:end]))
             copied = end
         start = marker_end
     pieces.append(data[copied:])
     return b"".join(pieces)
 
 
-def _build_marker(kind: str, secret: bytes) -> bytes:
-    return f"[{kind}:{hashlib.sha256(secret).hexdigest()[:8]}]".encode()
-
-
-def redact_json(value: Any, rules_off: Collection[str] = ()) -> tuple[Any, Counter[str]]:
+def redact_json(value: Any, redaction: Redaction) -> tuple[Any, Counter[str]]:
     """Redact keys and strings of a JSON value; values under a key such as `password` count as well."""
     counts: Counter[str] = Counter()
-    off = frozenset(rules_off)
     while True:
         found: Counter[str] = Counter()
         value = map_json(
             value,
-            partial(_redact_string, off=off, counts=found),
-            partial(_redact_member, off=off, counts=found),
+            partial(_redact_string, redaction=redaction, counts=found),
+            partial(_redact_member, redaction=redaction, counts=found),
         )
         if not found:
             return value, counts
@@ -145,9 +159,11 @@ def redact_json(value: Any, rules_off: Collection[str] = ()) -> tuple[Any, Count
 
 
 def map_json(value: Any, text: Callable[[str], str], member: Callable[[str, str], str]) -> Any:
-    """Copy a JSON value; `text` maps its strings and keys, `member` the strings that an object holds under a key.
+    """Copy a JSON value; `text` maps its strings and keys, `member` the strings that have a name.
 
-    It works at any nesting depth, because a client may send JSON that is too deep for recursion.
+    The name is the key. In a pair such as `{"name": "DB_PASSWORD", "value": "x"}` it is the name there, and in a list
+    of arguments the option before the string. It works at any nesting depth, because a client may send JSON that is
+    too deep for recursion.
     """
     root: list[Any] = [value]
     pending: list[tuple[Any, Any]] = [(root, 0)]
@@ -158,62 +174,71 @@ def map_json(value: Any, text: Callable[[str], str], member: Callable[[str, str]
             holder[key] = text(item)
         elif isinstance(item, list | tuple):
             holder[key] = copied = list(item)
-            pending.extend((copied, index) for index in range(len(copied)))
+            for index, each in enumerate(item):
+                option = item[index - 1] if index and isinstance(each, str) else None
+                if isinstance(option, str) and option.startswith("-"):
+                    copied[index] = member(option, each)
+                else:
+                    pending.append((copied, index))
         elif isinstance(item, Mapping):
             holder[key] = members = {}
             for name, each in item.items():
                 new_name = text(name)
-                members[new_name] = member(name, each) if isinstance(each, str) else each
-                if not isinstance(each, str):
+                if isinstance(each, str):
+                    members[new_name] = member(_find_label(item) if name.lower() == "value" else name, each)
+                else:
+                    members[new_name] = each
                     pending.append((members, new_name))
     return root[0]
 
 
-def _redact_string(text: str, off: frozenset[str], counts: Counter[str]) -> str:
-    redacted, found = redact_text(text, off)
+def _find_label(pair: Mapping[str, Any]) -> str:
+    return next((each for key, each in pair.items() if key.lower() in ("name", "key") and isinstance(each, str)), "")
+
+
+def _redact_string(text: str, redaction: Redaction, counts: Counter[str]) -> str:
+    redacted, found = redact_text(text, redaction)
     counts.update(found)
     return redacted
 
 
-def _redact_member(name: str, value: str, off: frozenset[str], counts: Counter[str]) -> str:
-    if (kind := classify_member(name, value)) and kind not in off:
+def _redact_member(name: str, value: str, redaction: Redaction, counts: Counter[str]) -> str:
+    if (kind := classify_member(name, value)) and kind not in redaction.rules_off:
         secret = value.encode("utf-8", "surrogatepass")
         if _MARKER.fullmatch(secret):
             return value
         counts[kind] += 1
-        return _build_marker(kind, secret).decode()
+        return redaction.build_marker(kind, secret).decode()
     if header := match_secret_header(name):
         # Only the name identifies the value.
         start = f"{header}: "
-        return _redact_string(start + value, off, counts).removeprefix(start)
-    return _redact_string(value, off, counts)
+        return _redact_string(start + value, redaction, counts).removeprefix(start)
+    return _redact_string(value, redaction, counts)
 
 
-def redact_json_text(text: str, rules_off: Collection[str] = ()) -> tuple[str, Counter[str]]:
+def redact_json_text(text: str, redaction: Redaction) -> tuple[str, Counter[str]]:
     """Redact JSON as JSON, so that canonical text stays canonical; redact anything else, or JSON too deep, as text."""
-    as_text, counts = redact_text(text, rules_off)
+    as_text, counts = redact_text(text, redaction)
     if not counts:
         return text, counts
     try:
-        redacted, found = redact_json(canonical.loads(text), rules_off)
+        redacted, found = redact_json(canonical.loads(text), redaction)
         # Or the match spanned several values, such as a name in one and a sign in the next.
         return (canonical.dumps(redacted) if found else text), found
     except ValueError:
         return as_text, counts
 
 
-def redact_row(
-    dataset: Dataset, row: Mapping[str, Any], rules_off: Collection[str] = ()
-) -> tuple[dict[str, Any], Counter[str]]:
+def redact_row(dataset: Dataset, row: Mapping[str, Any], redaction: Redaction) -> tuple[dict[str, Any], Counter[str]]:
     """Redact a row for delivery. Identifying columns stay, so that the row remains distinguishable."""
     counts: Counter[str] = Counter()
     redacted = dict(row)
     for name, redact in text_redactors(dataset).items():
         value = row.get(name)
         if isinstance(value, str):
-            redacted[name], found = redact(value, rules_off)
+            redacted[name], found = redact(value, redaction)
         elif value is not None:
-            redacted[name], found = redact_json(value, rules_off)
+            redacted[name], found = redact_json(value, redaction)
         else:
             continue
         counts.update(found)

@@ -105,7 +105,7 @@ SCHEMES = {
 }
 """Schemes that precede a token that nothing else identifies. In lower case, like the names below."""
 AUTHORIZATION, COOKIE_NAME, AUTH_NAME = b"authorization", b"cookie", b"auth"
-SECRET_HEADERS = (AUTHORIZATION, COOKIE_NAME)
+SECRET_HEADERS = (AUTHORIZATION, COOKIE_NAME, AUTH_NAME)
 _AFTER_HEADER = rb"[\\\"'`\]]{0,4}+[ \t]{0,8}+(?:=>|:=|==?|:)[ \t]{0,8}+\[?+(?:\\{0,3}[\"'`])?+"
 AUTHORIZATION_VALUE = re.compile(
     _AFTER_HEADER + rb"(?P<scheme>[A-Za-z][A-Za-z0-9-]{0,19}+[ \t]{1,8}+)?+(?P<value>[A-Za-z0-9._~+/=:-]{16,}+)"
@@ -116,7 +116,9 @@ COOKIE_VALUE = re.compile(_AFTER_HEADER + rb"([^\r\n\"'`\\]{1,8192}+)")
 COOKIE_TOKEN = re.compile(rb"[!-~]++")
 COOKIE_MIN_LENGTH = 16
 COOKIE_ATTRIBUTES = frozenset((b"domain", b"path", b"expires", b"max-age", b"samesite"))
-AZURE_SECRET = re.compile(rb"[A-Za-z0-9_~.]{3}\dQ~[A-Za-z0-9_~.-]{31,40}")
+AZURE_PREFIX_LENGTH = 4
+AZURE_SECRET = re.compile(rb"Q~(?<=[A-Za-z0-9_~.]{3}\dQ~)[A-Za-z0-9_~.-]{31,40}")
+"""Without its first four characters, so that the search starts at the two that are the same in all of them."""
 PEM_BEGIN = re.compile(rb"-----BEGIN (?:[A-Z0-9]{1,16} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
 PEM_END = re.compile(rb"-----END (?:[A-Z0-9]{1,16} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
 PEM_MAX_LENGTH = 1 << 15
@@ -125,12 +127,13 @@ PEM_REST = re.compile(rb"(?:[A-Za-z0-9+/=:, \t\r\n-]++|\\[nrt])*+")
 URL_CREDENTIALS = re.compile(
     rb"://(?P<user>[^\s/@:\"'<>\\?#]{0,256}+)"
     rb"(?::(?:(?P<password>[^\s/\"'<>@\\]{1,256}+(?:@[^\s/\"'<>@\\?#&,=]{1,256}+(?=@))*+)"
-    rb"|(?!\d{1,5}/)(?P<slashed>[^\s\"'<>@\\]{1,256}+)))?+@"
+    rb"|(?!\d{1,5}/)(?P<slashed>[^\s\"'<>@\\]{1,256}+)))?@"
 )
-DATABASE_SCHEMES = (b"postgres", b"postgresql", b"mysql", b"mongodb", b"mongodb+srv", b"redis", b"rediss", b"amqp", b"amqps")
+DATABASE_SCHEMES = (b"postgres", b"postgresql", b"mysql", b"mongodb", b"mongodb+srv", b"redis", b"amqp", b"amqps")
 """Schemes whose URLs may hold a password with a slash. Elsewhere, what looks like it is a port and a path."""
 URL_SIGNATURE = re.compile(rb"sig(?<![a-z0-9_]sig)(?:nature)?=([a-z0-9%+/_~.=-]{16,}+)")
-SQL_NAME, SQL_PASSWORD = b"identified", re.compile(rb"(?i:[ \t]{1,8}+with[ \t]{1,8}+\w{1,40}+)?+(?i:[ \t]{1,8}+by)[ \t]{1,8}+(?P<open>')")
+SQL_NAME = b"identified"
+SQL_PASSWORD = re.compile(rb"(?i:[ \t]{1,8}+with[ \t]{1,8}+\w{1,40}+)?+(?i:[ \t]{1,8}+by)[ \t]{1,8}+(?P<open>')")
 # Endings of names whose value is a secret. Of names that end in `key` only these, because most keys are no secrets.
 PASSWORD_NAMES = (b"password", b"passwd", b"passphrase", b"passcode", b"pwd")
 SHORT_PASSWORD_NAME = re.compile(rb"(?:^|[^A-Za-z0-9]|[a-z](?=P))(?:pass|PASS|Pass)$")
@@ -148,48 +151,52 @@ ASSIGNMENT = re.compile(
 )
 _QUOTE = rb"\\{0,3}[\"'`]"
 _BLANK = rb"(?:[ \t\r\n]|\\[nrt])"
-OPTION_NAME = re.compile(rb"(?<![A-Za-z0-9_.-])--?[A-Za-z][A-Za-z0-9_.-]*+$")
 OPTION = re.compile(rb"(?:" + _QUOTE + rb",?[ \t]{0,8}+|[ \t]{1,8}+)(?P<open>" + _QUOTE + rb")?+(?!-)")
 """`--password x`, also as a list of arguments."""
-TAG_NAME = re.compile(rb"<[A-Za-z0-9_:.-]*+$")
 ELEMENT = re.compile(rb"(?:[ \t][^<>]{0,256}+)?+>" + _BLANK + rb"{0,64}+(?:<!\[CDATA\[)?+")
 PROPERTY = re.compile(rb"</key>" + _BLANK + rb"{0,64}+<string>")
 """A member of a property list."""
 ELEMENT_VALUE = re.compile(rb"[^<>\r\n]{1,2048}?(?=\]\]>|<)")
-PAIR_NAME = re.compile(rb"(?i:name|key)" + rb"\\{0,3}[\"']?[ \t]{0,8}+[:=][ \t]{0,8}+\\{0,3}[\"']?[A-Za-z0-9_.-]*+$")
 PAIR = re.compile(
     rb"(?:\\{0,3}[\"'][^{}<>]{0,160}?|" + _BLANK + rb"{1,64}+)(?<![A-Za-z0-9_])\\{0,3}[\"']?(?i:value)\\{0,3}[\"']?"
     rb"[ \t]{0,8}+[:=][ \t]{0,8}+(?P<open>" + _QUOTE + rb")?+"
 )
 """The rest of a name and its value: `"name": "DB_PASSWORD", "value": "x"`."""
-SENTENCE = re.compile(rb"[ \t]{1,8}+(?:(?i:is|was)[ \t:]{1,8}+(?P<bare>)(?P<open>" + _QUOTE + rb")?+|(?P<quote>" + _QUOTE + rb"))")
+SENTENCE = re.compile(rb"[ \t]{1,8}+(?P<verb>(?i:is|was)[ \t:]{1,8}+)?+(?P<open>" + _QUOTE + rb")?+")
+"""`The password is x`, and SQL: `WITH PASSWORD 'x'`."""
 CALL = re.compile(rb"\([ \t]{0,8}+(?P<open>" + _QUOTE + rb")")
-NETRC_NAME = re.compile(rb"\blogin" + _BLANK + rb"{1,32}+[^\s\\]{1,128}+" + _BLANK + rb"{1,32}+password$")
+NETRC_LOGIN = re.compile(rb"login" + _BLANK + rb"{1,32}+[^\s\\]{1,64}+" + _BLANK + rb"{1,32}+$")
 NETRC = re.compile(_BLANK + rb"{1,32}+(?P<open>)")
 SHORT_OPTION = re.compile(
-    rb"-(?<=[\s\"'`]-)(?P<name>-user|-proxy-user|[pPuUaw])(?P<gap>=|(?:" + _QUOTE + rb")?+[ \t,]{1,8}+)?+(?P<open>" + _QUOTE + rb")?+"
+    rb"-(?<=[\s\"'`]-)(?P<name>-user|-proxy-user|[pPuUaw])(?P<gap>=|(?:" + _QUOTE + rb")?+[ \t,]{1,8}+)?+"
+    rb"(?P<open>" + _QUOTE + rb")?+"
 )
-COMMANDS = {
-    name: re.compile(rb"\b(?:" + commands + rb")\b[^|;&]*+$")
-    for name, commands in {
-        b"p": rb"sshpass|(?:docker|podman|nerdctl|helm registry|oras|az|oc)[ \t]+login|mongo\w*|mongosh",
-        b"P": rb"sqlcmd|bcp|isql|unzip|zip",
-        b"a": rb"redis-cli|valkey-cli",
-        b"w": rb"ldap\w+",
-    }.items()
+PASSWORD_COMMANDS = {
+    b"p": r"sshpass|(?:docker|podman|nerdctl|helm registry|oras|az|oc)[ \t]+login|mongo\w*",
+    b"P": "sqlcmd|bcp|isql|unzip|zip",
+    b"a": "redis-cli|valkey-cli",
+    b"w": r"ldap\w+",
 }
-"""Commands whose short option is a password."""
-ATTACHED_COMMANDS = re.compile(rb"\b(?:mysql\w*|mariadb[\w-]*|7z[ar]?)\b[^|;&]*+$")
+"""Short option → the commands for which it is a password."""
+_BEFORE_OPTION = r"\b(?:%s)\b[^|;&]*+$"
+COMMANDS = {name: re.compile((_BEFORE_OPTION % commands).encode()) for name, commands in PASSWORD_COMMANDS.items()}
+ATTACHED_COMMANDS = re.compile((_BEFORE_OPTION % r"mysql\w*|mariadb[\w-]*|7z[ar]?").encode())
 """Commands whose password follows `-p` without a space."""
-USER_COMMANDS = re.compile(rb"\b(?:curl|http|https|xh)\b[^|;&]*+$")
+USER_COMMANDS = re.compile((_BEFORE_OPTION % "curl|https?|xh").encode())
 USER = re.compile(rb"[^\s:\"'`\\]{0,128}+:")
-QUOTED_VALUE = {quote: re.compile(rb"(?:[^\\\r\n" + quote + rb"]++|\\[^\r\n])++") for quote in (b'"', b"'", b"`")}
-ESCAPED_QUOTED_VALUE = {
-    quote: re.compile(rb"(?:[^\\\r\n" + quote + rb"]++|\\\\(?:\\[^\r\n]|[^\\\r\n" + quote + rb"])|\\[^\\\r\n" + quote + rb"])++")
+_CHARACTER = rb"[^\\\r\n%b]++|\\[^\\\r\n%b]"
+QUOTED_VALUES = {
+    opened + quote: re.compile(rb"(?:" + character.replace(b"%b", quote) + rb")++")
     for quote in (b'"', b"'", b"`")
+    for opened, character in (
+        (b"", rb"[^\\\r\n%b]++|\\[^\r\n]"),
+        (b"\\", _CHARACTER + rb"|\\\\(?:\\[^\r\n]|[^\\\r\n%b])"),
+        (b"\\\\", _CHARACTER),
+        (b"\\\\\\", _CHARACTER),
+    )
 }
-"""The same for a quote written as `\\"`: JSON within a string."""
+"""Opening quote → the form of the value. The quote is written as `\\"` in JSON within a string."""
 BARE_VALUE = re.compile(rb"(?:[^\\\s\"'`]++|\\[^\s\"'`nrt])++")
-BARE_END = re.compile(rb"[&;,](?=[A-Za-z_][A-Za-z0-9_. -]{0,40}+=)|<(?=[A-Za-z/!])|[,;.:]++(?=\s|$)")
-"""Where the next field or sentence begins."""
+BARE_END = re.compile(rb"[&;,](?=[A-Za-z_][A-Za-z0-9_. -]{0,40}+=)|<(?=[A-Za-z/!])")
+"""Where the next field begins."""
 CODE = re.compile(rb"[A-Za-z_][A-Za-z0-9_.:>-]*+[(\[{]")

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "json", "jsonl", "csv", "markdown", "arrow")
 TEXT_TABLES = ("table", "markdown")
+_SUFFIXES = {
+    ".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".md": "markdown", ".arrow": "arrow",
+}  # fmt: skip
+
+
+def format_of_file(path: Path) -> str:
+    """Return the format that the name of a file implies; `table` if it implies none."""
+    return _SUFFIXES.get(path.suffix.lower(), "table")
 
 
 def render(

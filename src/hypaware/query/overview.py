@@ -9,7 +9,8 @@ Arguments: `since` (a day, `YYYY-MM-DD`, or None for everything); `refresh` (as 
      tools:    [{tool, calls, errors}], most calls first}
 
 A few statements over the public view read each row once; their groups are added up here. All parts of a message have
-the same session, day, folder, model and client, so the message counts add up.
+the same session, day, folder, model and client, so the message counts add up. Rows that are not part of the
+conversation (`provider_type` is gateway) are not counted, but their tokens are.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hypaware import telemetry
 from hypaware.engine.jobs import JobContext
 from hypaware.home import Home
 from hypaware.model import datasets
+from hypaware.model.schemas import GATEWAY_TYPE
 
 if TYPE_CHECKING:
     from hypaware.query.views import Views
@@ -36,9 +38,11 @@ _KEYS = ("date", "client_name", "session_id", "cwd", "model")
 _PARTS = """
 SELECT {keys}, tool_name, count(*) AS parts, count_if(part_index = 0) AS first_parts,
        count_if(part_type = 'tool_call') AS tool_calls, count_if(part_type = 'tool_result' AND is_error) AS errors
-FROM {dataset} WHERE {window} GROUP BY {keys}, tool_name
+FROM {dataset} WHERE {window} AND {counted} GROUP BY {keys}, tool_name
 """
-_MESSAGES = "SELECT {keys}, count(DISTINCT message_id) AS messages FROM {dataset} WHERE {window} GROUP BY {keys}"
+_MESSAGES = """
+SELECT {keys}, count(DISTINCT message_id) AS messages FROM {dataset} WHERE {window} AND {counted} GROUP BY {keys}
+"""
 # Most rows carry no token counts, and searching for the key is much cheaper than parsing every row.
 _USAGE = """
 WITH carriers AS (
@@ -121,6 +125,7 @@ def _sql(template: str, since: str | None) -> str:
         keys=", ".join(_KEYS),
         # Filter by the timestamp, not by the column `date`: the table is partitioned by it.
         window="true" if since is None else f"message_created_at >= TIMESTAMP '{since} 00:00:00'",
+        counted=f"provider_type IS DISTINCT FROM '{GATEWAY_TYPE}'",
         counts=", ".join(f"{name} BIGINT" for name in TOKENS),
         sums=", ".join(f"try_sum(usage.{name}) AS {name}" for name in TOKENS),
     )

@@ -1,8 +1,8 @@
 """Render query results as `table`, `json`, `jsonl`, `csv` or `markdown`.
 
-In all formats timestamps are ISO 8601 in UTC with a Z (without it if the type has no zone) and without trailing zeros;
-dates are ISO 8601, bytes base64, decimals numbers with all digits. Structs and maps become objects, arrays arrays.
-Whole columns are converted at once, with Arrow's own loops where it has one.
+In all formats timestamps are ISO 8601 in UTC with six decimals, so that text sorts, and a Z (without it if the type has
+no zone); dates are ISO 8601, bytes base64, decimals numbers with all digits. Structs and maps become objects, arrays
+arrays. Whole columns are converted at once, with Arrow's own loops where it has one.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _LINE_BREAK = re.compile(r"\r\n|\n")
 _NULL = "NULL"
 _SEPARATOR = "  "
 _MIN_WIDTH = 6
+_WORD = re.compile(r"(?<![!-~])[!-~]{1,36}(?![!-~])")
+"""A word that is shown in full. A longer one is rarely read."""
 _PAGE_ROWS = 1000
 Row = tuple[str | None, ...]
 
@@ -140,17 +142,23 @@ def render_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch], style: Ta
     """Render aligned columns. Numbers are right-aligned, null is NULL (dim on a terminal).
 
     The first rows determine the column widths, so that any number of rows can be streamed. On a terminal the table fits
-    the width: the widest columns shrink first, and a truncated cell ends in `…`. If columns would become unreadably
-    narrow, each row is a block with one line per column. Without a width, nothing is truncated.
+    the width: the widest columns of text shrink first, and a truncated cell ends in `…` after a whole word. Names of
+    columns, numbers, times and words such as an id are never truncated. If that leaves no room, each row is a block
+    with one line per column. Without a width, nothing is truncated.
     """
     names = [escape_cell(name) for name in schema.names]
     pages = _pages(batches, style.width)
     first = next(pages, [])
-    least = sum(min(_MIN_WIDTH, cell_len(name)) for name in names) + len(_SEPARATOR) * (len(names) - 1)
-    if style.width is not None and least > style.width:
+    natural = [_column_width(name, first, at) for at, name in enumerate(names)]
+    least = list(natural)
+    for at, field in enumerate(schema):
+        if not is_number(field.type) and not pa.types.is_temporal(field.type):
+            words = (len(word) for row in first for word in _WORD.findall(row[at] or ""))
+            least[at] = min(natural[at], max(cell_len(names[at]), _MIN_WIDTH, *words))
+    if style.width is not None and sum(least) + len(_SEPARATOR) * (len(names) - 1) > style.width:
         yield from _row_blocks(names, chain([first], pages), style)
         return
-    widths = _fit_widths([_column_width(name, first, at) for at, name in enumerate(names)], style.width)
+    widths = _fit_widths(natural, least, style.width)
     right = [is_number(field.type) for field in schema]
     rule = ["─" * width for width in widths]
     yield _table_line(names, widths, right, style) + _table_line(rule, widths, right, style)
@@ -176,20 +184,15 @@ def _column_width(name: str, page: list[Row], at: int) -> int:
     return max(cell_len(name), *(len(_NULL) if text is None else cell_len(text) for text in texts), 1)
 
 
-def _fit_widths(natural: list[int], width: int | None) -> list[int]:
-    """Shrink the widest columns to a common width, the largest with which all columns fit."""
-    if width is None:
-        return natural
-    room = width - len(_SEPARATOR) * (len(natural) - 1)
+def _fit_widths(natural: list[int], least: list[int], width: int | None) -> list[int]:
+    """Shrink the widest columns, one character at a time, until all columns fit."""
     widths = list(natural)
-    left = len(natural)
-    for wide in sorted(natural):
-        share = room // left
-        if wide > share:
-            # The remainder of the division goes to the first shrunk columns.
-            extra = iter([1] * (room % left))
-            return [each if each <= share else share + next(extra, 0) for each in widths]
-        room, left = room - wide, left - 1
+    excess = 0 if width is None else sum(natural) + len(_SEPARATOR) * (len(natural) - 1) - width
+    for _ in range(excess):
+        room = [wide if wide > low else 0 for wide, low in zip(widths, least, strict=True)]
+        # Of several, the last: the first columns are read first.
+        widest = max(range(len(room)), key=lambda at: (room[at], at))
+        widths[widest] -= 1
     return widths
 
 
@@ -197,13 +200,21 @@ def _table_line(row: Iterable[str | None], widths: list[int], right: list[bool],
     shown = []
     for text, width, is_right in zip(row, widths, right, strict=True):
         visible = _NULL if text is None else text
-        if style.width is not None and cell_len(visible) > width:
-            visible = set_cell_size(visible, width - 1) + "…"
-        space = " " * (width - cell_len(visible))
+        if style.width is not None and cell_len(visible) > width and not is_right:
+            visible = _truncate(visible, width)
+        space = " " * max(0, width - cell_len(visible))
         if text is None and style.color:
             visible = f"\x1b[2m{visible}\x1b[0m"
         shown.append(space + visible if is_right else visible + space)
     return (_SEPARATOR.join(shown).rstrip() + "\n").encode()
+
+
+def _truncate(text: str, width: int) -> str:
+    """Shorten the text to this width, after a whole word if there is one."""
+    cut = set_cell_size(text, width - 1)
+    if not text[len(cut) :].startswith(" "):
+        cut = cut.rpartition(" ")[0].rstrip() or cut
+    return cut.rstrip() + "…"
 
 
 def _row_blocks(names: list[str], pages: Iterable[list[Row]], style: TableStyle) -> Iterator[bytes]:
@@ -274,12 +285,9 @@ def _json(value: Any) -> str:
 
 
 def _format_times(column: pa.Array) -> pa.Array:
-    # Remove the zone first: Arrow would style it up in the time zone files of the machine.
-    plain = column.cast(pa.int64()).cast(pa.timestamp(column.type.unit))
-    written = pc.strftime(plain, format="%Y-%m-%dT%H:%M:%S" + ("" if column.type.tz is None else "Z"))
-    if column.type.unit == "s":
-        return written
-    return pc.replace_substring_regex(written, pattern=r"\.?0+(Z?)$", replacement=r"\1")
+    # Remove the zone first: Arrow would look it up in the time zone files of the machine.
+    plain = column.cast(pa.int64()).cast(pa.timestamp(column.type.unit)).cast(pa.timestamp("us"), safe=False)
+    return pc.strftime(plain, format="%Y-%m-%dT%H:%M:%S" + ("" if column.type.tz is None else "Z"))
 
 
 def _slice_values(column: pa.Array, cut: Callable[[int, int], Any]) -> list[Any]:

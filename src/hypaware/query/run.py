@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypaware import telemetry
 from hypaware.engine.jobs import JobContext
-from hypaware.errors import Cancelled, UsageError
+from hypaware.errors import Cancelled, HypError, UsageError
 from hypaware.lake import health
 from hypaware.lake.jobs import flush_datasets
 from hypaware.model import datasets
@@ -94,7 +94,13 @@ def refresh_view(context: JobContext, mode: str) -> None:
             f"the result is {age:.0f} s old; newer rows are in the spool (use --refresh always to include them)"
         )
         return
-    flush_datasets(context, segments.list_spooled_datasets(context.home))
+    try:
+        flush_datasets(context, segments.list_spooled_datasets(context.home))
+    except Cancelled:
+        raise
+    except HypError as error:
+        # Another dataset may be damaged. The tables of this query are checked before it runs.
+        context.note(f"some rows in the spool are not in the result, because they cannot be committed: {error.message}")
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from hypaware.server.batches import (
     OverlappingBatch,
     StoredBatch,
 )
+from hypaware.server.connections import ConnectionLimit
 from hypaware.server.health import ServerMetrics, StorageHealth, log
 from hypaware.server.http import ENCODINGS, HttpProblem, bad_request, json_response, too_large, unavailable
 from hypaware.server.limits import ByteBudget, ConcurrencyLimit, InFlight, RateLimiter, Reservation, ServerLimits
@@ -40,11 +41,12 @@ from hypaware.state import ledger
 from hypaware.state.home_opener import OpenHome
 from hypaware.state.ledger import BatchSender, Coverage
 
-# The signals of the published contract and their datasets. Its other signals have no dataset yet.
+# The signals of the published contract and their datasets. Its other signals are its own telemetry.
 SIGNALS = {"proxy": "ai_gateway_messages"}
+_IGNORED_SIGNALS = ("logs", "traces", "metrics")
 _MAX_JSON = 16 << 10
 _MAX_JSON_INTEGER = 2**53 - 1
-_EXTENSIONS = ("batches", "watermark", "ranges")
+_EXTENSIONS = ("batches", "watermark", "ranges", "dedupe")
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -66,10 +68,12 @@ class ServerContext:
         self.concurrency = ConcurrencyLimit(limits.requests_at_once)
         self.request_rate = RateLimiter(limits.requests_per_second, 2 * limits.requests_per_second)
         self.enrolment_rate = RateLimiter(limits.enrolments_per_minute / 60, limits.enrolments_per_minute)
+        self.connections = ConnectionLimit(limits.connections)
         self.in_flight = InFlight()
         self.draining = False
         watch = self.metrics.watch
         watch("hyp_server_waiting_batches", "Durable batches waiting for their commit", lambda: commit.waiting)
+        watch("hyp_server_connections", "Open connections", lambda: self.connections.count)
         watch("hyp_server_held_bytes", "Bytes of request bodies in memory", lambda: self.body_memory.reserved)
 
     def probe_storage(self) -> None:
@@ -104,7 +108,7 @@ def _middleware(context: ServerContext) -> Middleware:
     @web.middleware
     async def respond(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            with context.in_flight.one():
+            with context.in_flight.one(), context.connections.answering(request.transport):
                 response = await handler(request)
         except HttpProblem as problem:
             response = problem.response()
@@ -139,13 +143,25 @@ class _Routes:
         if context.draining:
             raise unavailable("draining")
         caller = await context.auth.authenticate(request)
+        if caller.is_stamped and request.match_info["signal"] in _IGNORED_SIGNALS:
+            return await self._ignore(request, caller)
         incoming = IncomingBatch(caller, self._dataset(request), http.read_batch_headers(request.headers))
-        context.request_rate.take(caller.key)
-        with context.concurrency.one(caller.key), context.body_memory.reserve() as reservation:
+        context.request_rate.take(caller.gateway_id)
+        with context.concurrency.one(caller.gateway_id), context.body_memory.reserve() as reservation:
             content = await read_body(request, context.limits, reservation)
             context.metrics.body_bytes.inc(len(content))
             outcome = await context.receiver.receive(incoming, content)
         return self._response(outcome)
+
+    async def _ignore(self, request: web.Request, caller: Caller) -> web.Response:
+        """Acknowledge what this server does not store. A client of the published contract repeats every refused batch
+        forever, and reports that its deliveries are incomplete."""
+        context = self._context
+        context.request_rate.take(caller.gateway_id)
+        with context.concurrency.one(caller.gateway_id), context.body_memory.reserve() as reservation:
+            await read_body(request, context.limits, reservation)
+        context.metrics.batches.labels("ignored").inc()
+        return json_response({"stored": 0, "ignored": True}, 202)
 
     async def find_batch(self, request: web.Request) -> web.Response:
         sender = await self._sender(request, http.read_incarnation(request.headers))
@@ -177,10 +193,8 @@ class _Routes:
 
     async def _sender(self, request: web.Request, incarnation: str) -> BatchSender:
         caller: Caller = await self._context.auth.authenticate(request)
-        self._context.request_rate.take(caller.key)
+        self._context.request_rate.take(caller.gateway_id)
         dataset = self._dataset(request)
-        if caller.gateway_id is None:
-            raise HttpProblem(403, "no_gateway", reason="this token was signed for a client without a gateway id")
         return BatchSender(caller.tenant, caller.gateway_id, incarnation, dataset.name)
 
     def _dataset(self, request: web.Request) -> Dataset:
@@ -213,7 +227,7 @@ class _Routes:
 
     async def refresh(self, request: web.Request) -> web.Response:
         caller = await self._context.auth.authenticate(request)
-        self._context.request_rate.take(caller.key)
+        self._context.request_rate.take(caller.gateway_id)
         return _token_response(await self._context.auth.renew(caller))
 
     async def config(self, request: web.Request) -> web.Response:

@@ -3,17 +3,17 @@
 How a gateway id is assigned:
 - A client that sends its id and a secret gets that id if it is unused, or if it was enrolled with the same secret. A
   new bootstrap token changes nothing: the ledger still finds the gateway's earlier deliveries.
-- A client of the published contract sends neither. The rows of its batches name the gateway id; an unused id then
-  belongs to the *owner* of the bootstrap token: the token's label, or the token itself if it has no label. To replace a
-  token, create the new one with the same label.
+- A client of the published contract sends neither, and reads its id from the token. Its installations may all have the
+  same name, so each enrolment gets a new id, and the server stamps its rows with that id.
 
 An expired bootstrap token enrols no new gateway, but gateways that enrolled with it stay and can renew their signed
 tokens. A revoked bootstrap token ends those gateways too.
 
-A signed token is a JWT (HS256): `sub` is the gateway, or `""` for a client without a gateway id; `tid` is the bootstrap
-token it enrolled with, `own` that token's owner, `lbl` its label; `jti`, `iat`, `exp`. It is signed with
-`server/signing.key` (32 random bytes). If the key is lost, all signed tokens become invalid and gateways enrol again.
-`server/server.id` lets gateways recognise the same server even after its state was lost. Both files are created once.
+A signed token is a JWT (HS256): `sub` is the gateway, `stp` is true if its rows are stamped with it; `tid` is the
+bootstrap token it enrolled with, `own` that token's owner (its label, or the token itself), `lbl` its label; `jti`,
+`iat`, `exp`. It is signed with `server/signing.key` (32 random bytes). If the key is lost, all signed tokens become
+invalid and gateways enrol again. `server/server.id` lets gateways recognise the same server even after its state was
+lost. Both files are created once.
 
 The operator's commands (`hyp server token`, `hyp server gateways`) are here too. A bootstrap token is `hypb_` and 32
 random bytes. It is shown once and stored only as its sha256; it is random enough that a plain hash cannot be reversed.
@@ -65,15 +65,11 @@ class Caller:
     """The bootstrap token that the caller enrolled with. Revoking it ends the caller too."""
     owner: str
     """The owner of that token. Tokens with the same label have the same owner."""
-    gateway_id: str | None
-    """None for a client of the published contract: only its rows name the gateway."""
+    gateway_id: str
     label: str | None = None
     tenant: str = TENANT
-
-    @property
-    def key(self) -> str:
-        """The key under which the caller's rate limits are counted."""
-        return self.gateway_id or self.owner
+    is_stamped: bool = False
+    """Whether the server issued the gateway id, and replaces the one in the rows by it."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ class Authenticator:
         if caller is None or caller.token_id in await self._revoked_ids():
             raise HttpProblem(401, "unauthorized")
         named = http.read_name(request.headers, "X-Hyp-Gateway")
-        if named is not None and caller.gateway_id is not None and named != caller.gateway_id:
+        if named is not None and named != caller.gateway_id:
             raise HttpProblem(403, "gateway_mismatch")
         return caller
 
@@ -131,13 +127,14 @@ class Authenticator:
                 raise HttpProblem(401, "unauthorized")
             ledger.touch_token(connection, found.id)
             owner = f"label:{found.label}" if found.label else f"token:{found.id}"
-            if gateway_id is not None and secret is not None:
-                bound = sha256(secret.encode()).hexdigest()
-                if not ledger.bind_gateway(
-                    connection, GatewayClaim(TENANT, gateway_id, owner, bound, found.label, host)
-                ):
-                    raise HttpProblem(403, "gateway_bound")
-        return self._signer.sign(Caller(found.id, owner, gateway_id, found.label))
+            bound = sha256(secret.encode()).hexdigest() if secret else None
+            caller = Caller(
+                found.id, owner, gateway_id or f"gw-{secrets.token_hex(8)}", found.label, is_stamped=gateway_id is None
+            )
+            claim = GatewayClaim(TENANT, caller.gateway_id, owner, bound, found.label, host)
+            if not ledger.bind_gateway(connection, claim):
+                raise HttpProblem(403, "gateway_bound")
+        return self._signer.sign(caller)
 
     async def _revoked_ids(self) -> frozenset[str]:
         """Return the revoked tokens, read again after a moment, because another process revokes them."""
@@ -178,7 +175,8 @@ class TokenSigner:
         now = int(self._clock())
         expires_at = now + LIFETIME_SECONDS
         claims = {
-            "sub": caller.gateway_id or "",
+            "sub": caller.gateway_id,
+            "stp": caller.is_stamped,
             "ten": caller.tenant,
             "tid": caller.token_id,
             "own": caller.owner,
@@ -200,9 +198,12 @@ class TokenSigner:
             )
         except jwt.InvalidTokenError:
             return None
-        if claims["exp"] <= self._clock():
+        # Earlier versions signed tokens without a gateway. Such a client enrols again.
+        if claims["exp"] <= self._clock() or not claims["sub"]:
             return None
-        return Caller(claims["tid"], claims["own"], claims["sub"] or None, claims.get("lbl"), claims["ten"])
+        return Caller(
+            claims["tid"], claims["own"], claims["sub"], claims.get("lbl"), claims["ten"], claims.get("stp") is True
+        )
 
 
 def server_folder(home: Home) -> Path:

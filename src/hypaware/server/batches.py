@@ -29,9 +29,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +42,12 @@ from hypaware.model.datasets import Dataset
 from hypaware.server.auth import Caller
 from hypaware.server.health import ServerMetrics, StorageHealth, log, require_free_space
 from hypaware.server.http import BatchHeaders, HttpProblem, unavailable
-from hypaware.server.limits import ServerLimits
-from hypaware.server.validation import BatchClaims, ValidatorPool
+from hypaware.server.limits import FairQueue, ServerLimits
+from hypaware.server.validation import BatchClaims, ValidatedRows, ValidatorPool
 from hypaware.spool import segments
 from hypaware.spool.segments import SUFFIX, SpoolFolder
 from hypaware.state import flushes, ledger
-from hypaware.state.ledger import BatchSender, Coverage, GatewayClaim, ReceivedBatch
+from hypaware.state.ledger import BatchSender, Coverage, ReceivedBatch
 from hypaware.state.store import Connection, StateStore
 
 _before_sync = faults.crash_point(
@@ -102,8 +102,9 @@ class IncomingBatch:
     dataset: Dataset
     headers: BatchHeaders
 
-    def sender(self, gateway_id: str) -> BatchSender:
-        return BatchSender(self.caller.tenant, gateway_id, self.headers.incarnation, self.dataset.name)
+    @property
+    def sender(self) -> BatchSender:
+        return BatchSender(self.caller.tenant, self.caller.gateway_id, self.headers.incarnation, self.dataset.name)
 
 
 @dataclass(frozen=True)
@@ -308,20 +309,13 @@ class GroupCommit:
             log.warning("cannot read the ledger; the next start recovers %d batches: %s", len(paths), error)
 
     def _enter(self, connection: Connection, each: DurableBatch) -> BatchOutcome:
-        batch, headers, caller = each.batch, each.incoming.headers, each.incoming.caller
+        batch, headers = each.batch, each.incoming.headers
         if ledger.is_known_batch(connection, batch.sender, batch.id):
             return AlreadyStored()
         delivery = batch.delivery
         if delivery and ledger.overlaps_delivered(connection, batch.sender, delivery):
             delivered = ledger.delivered_ranges(connection, batch.sender, delivery.source)
             return OverlappingBatch(ledger.compute_coverage(delivered, delivery.range))
-        if caller.gateway_id is None:
-            sender = batch.sender
-            claim = GatewayClaim(sender.tenant, sender.gateway_id, caller.owner, None, caller.label, headers.host)
-            if not ledger.bind_gateway(connection, claim):
-                return HttpProblem(
-                    422, "invalid_row", line=1, reason="column gateway_id: the id belongs to another gateway"
-                )
         if delivery and headers.acked_to is not None:
             ledger.forget_acknowledged(connection, batch.sender, delivery.source, headers.acked_to)
         ledger.record_batch(connection, batch)
@@ -358,7 +352,9 @@ class BatchReceiver:
         self._commit = commit
         self._health = health
         self._validators = ValidatorPool(limits)
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="batch")
+        # Validation is nearly the whole work of a batch. One gateway never occupies more than half of the workers.
+        self._validation = FairQueue(_THREADS, max(1, self._validators.processes // 2))
+        self._disk = ThreadPoolExecutor(_THREADS, thread_name_prefix="disk")
 
     async def receive(self, batch: IncomingBatch, body: bytes) -> BatchOutcome:
         """Store the batch and return its outcome, once it is durable and in the ledger or finally rejected."""
@@ -374,44 +370,47 @@ class BatchReceiver:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(resolve, outcome)
 
-        self._pool.submit(self._process, batch, body, answer)
+        self._validation.submit(batch.caller.gateway_id, lambda: self._validate(batch, body, answer))
         return await answered
 
     def close(self) -> None:
         """Finish every batch that was started."""
-        self._pool.shutdown()
+        self._validation.close()
         self._validators.close()
+        self._disk.shutdown()
         self._commit.close()
 
-    def _process(self, batch: IncomingBatch, body: bytes, answer: AnswerBatch) -> None:
+    def _validate(self, batch: IncomingBatch, body: bytes, answer: AnswerBatch) -> None:
+        with self._answer_failure(answer):
+            headers, caller = batch.headers, batch.caller
+            with self._store.reading() as connection:
+                is_known = ledger.is_known_batch(connection, batch.sender, headers.id)
+            if is_known:
+                answer(AlreadyStored())
+                return
+            claims = BatchClaims(
+                batch.dataset, caller.gateway_id, headers.encoding, headers.content_sha, caller.is_stamped
+            )
+            rows = self._validators.validate(claims, body)
+            self._disk.submit(self._make_durable, batch, rows, answer)
+
+    def _make_durable(self, batch: IncomingBatch, rows: ValidatedRows, answer: AnswerBatch) -> None:
+        with self._answer_failure(answer):
+            path = write_batch_file(self._folders[batch.dataset.name], rows.lines, rows.rows) if rows.rows else None
+            segment = segment_name(path) if path else None
+            headers = batch.headers
+            entry = ReceivedBatch(batch.sender, headers.id, headers.delivery, rows.rows, rows.content_sha, segment)
+            self._commit.put(DurableBatch(batch, entry, path, answer))
+
+    @contextmanager
+    def _answer_failure(self, answer: AnswerBatch) -> Iterator[None]:
         try:
-            outcome = self._make_durable(batch, body, answer)
+            yield
         except HttpProblem as problem:
-            outcome = problem
+            answer(problem)
         except (OSError, HypError) as error:
             self._health.failed(error)
-            outcome = unavailable("storage_unavailable")
+            answer(unavailable("storage_unavailable"))
         except Exception:
-            log.exception("cannot validate a batch")
-            outcome = HttpProblem(500, "internal")
-        if isinstance(outcome, DurableBatch):
-            self._commit.put(outcome)
-        else:
-            answer(outcome)
-
-    def _make_durable(self, batch: IncomingBatch, body: bytes, answer: AnswerBatch) -> DurableBatch | BatchOutcome:
-        headers, caller = batch.headers, batch.caller
-        # The rows of a client without a gateway id must be read first.
-        if caller.gateway_id is not None:
-            with self._store.reading() as connection:
-                if ledger.is_known_batch(connection, batch.sender(caller.gateway_id), headers.id):
-                    return AlreadyStored()
-        claims = BatchClaims(batch.dataset, caller.gateway_id, headers.encoding, headers.content_sha)
-        rows = self._validators.validate(claims, body)
-        if rows.gateway_id is None:
-            return StoredBatch(0)
-        path = write_batch_file(self._folders[batch.dataset.name], rows.lines, rows.rows) if rows.rows else None
-        segment = segment_name(path) if path else None
-        sender = batch.sender(rows.gateway_id)
-        entry = ReceivedBatch(sender, headers.id, headers.delivery, rows.rows, rows.content_sha, segment)
-        return DurableBatch(batch, entry, path, answer)
+            log.exception("cannot store a batch")
+            answer(HttpProblem(500, "internal"))

@@ -1,17 +1,20 @@
-"""The server's limits, and their enforcement: rate and concurrency per key, and memory for all requests.
+"""The server's limits, and their enforcement: rate, concurrency and work per key, and memory for all requests.
 
 `/v1/capabilities` publishes the first four limits. They are far above those of our own client (5,000 rows, 4 MiB).
 
-Limits are enforced from the event loop only, and nothing waits: a request over a limit is rejected with Retry-After.
+They are enforced from the event loop, and nothing waits: a request over a limit is rejected with Retry-After. Only work
+waits: `FairQueue` lets no key use so many threads that the work of another key has to wait for its own.
 Memory is bounded: the least recently seen keys are dropped, which can only favour them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -30,6 +33,8 @@ class ServerLimits:
     max_rows: int = 10_000
     max_line_bytes: int = 8 * MIB
 
+    connections: int = 512
+    """Open connections; a further one replaces an idle one."""
     requests_at_once: int = 16
     """Concurrent requests of one gateway; further ones get 429."""
     requests_per_second: float = 1_000.0
@@ -96,6 +101,55 @@ class ConcurrencyLimit:
             self._active[key] -= 1
             if not self._active[key]:
                 del self._active[key]
+
+
+class FairQueue:
+    """Runs functions in threads, at most `share` of each key at once. Keys whose work waits take turns."""
+
+    def __init__(self, threads: int, share: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="batch")
+        self._free = threads
+        self._share = share
+        self._running: Counter[str] = Counter()
+        self._waiting: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
+        self._changed = threading.Condition()
+
+    def submit(self, key: str, work: Callable[[], None]) -> None:
+        with self._changed:
+            self._waiting.setdefault(key, deque()).append(work)
+            self._start()
+
+    def close(self) -> None:
+        """Return when all work is done. No more may be submitted."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting and not self._running)
+        self._pool.shutdown()
+
+    def _start(self) -> None:
+        """Start one function, if one may run. Every call follows a change that lets at most one more run."""
+        if not self._free:
+            return
+        for key, waiting in self._waiting.items():
+            if self._running[key] < self._share:
+                self._free -= 1
+                self._running[key] += 1
+                self._pool.submit(self._run, key, waiting.popleft())
+                self._waiting.move_to_end(key)
+                if not waiting:
+                    del self._waiting[key]
+                return
+
+    def _run(self, key: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            with self._changed:
+                self._free += 1
+                self._running[key] -= 1
+                if not self._running[key]:
+                    del self._running[key]
+                self._start()
+                self._changed.notify_all()
 
 
 class InFlight:

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import ssl
 import sys
 import time
@@ -40,6 +41,7 @@ from hypaware.home import Home, daemon_process, durable_files, locks
 from hypaware.maintain.task import MaintenanceTask, quiet_hours_reason
 from hypaware.server import auth, batches
 from hypaware.server.app import ServerContext, make_app
+from hypaware.server.connections import BACKLOG
 from hypaware.server.health import ServerMetrics, log
 from hypaware.server.limits import ServerLimits
 from hypaware.spool import reader, segments
@@ -164,21 +166,44 @@ async def serve(
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, options.host, options.port, ssl_context=_tls_context(options))
+        tls = _tls_context(options)
         try:
-            await site.start()
+            listeners = await _open_listeners(options)
         except OSError as error:
             raise NotReady(f"cannot listen on {options.host}:{options.port}: {error}", kind="cannot_listen") from error
-        host, port = runner.addresses[0][:2]
-        scheme = "http" if options.tls_cert is None else "https"
-        announce(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
-        await stop.wait()
-        context.draining = True
-        await site.stop()
+        assert runner.server is not None
+        accepting = [asyncio.create_task(context.connections.accept(each, runner.server, tls)) for each in listeners]
+        try:
+            host, port = listeners[0].getsockname()[:2]
+            announce(f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}")
+            await stop.wait()
+        finally:
+            context.draining = True
+            for task in accepting:
+                task.cancel()
+            await asyncio.wait(accepting)
+            for each in listeners:
+                each.close()
         # Wait before the runner's cleanup, which stops reading the bodies of requests in progress.
         await context.in_flight.wait_until_done(options.limits.drain_seconds)
     finally:
         await runner.cleanup()
+
+
+async def _open_listeners(options: ServerOptions) -> list[socket.socket]:
+    """Listen on every address of the host, on the same port."""
+    found = await asyncio.get_running_loop().getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)
+    listeners: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in dict.fromkeys(found):
+            port = listeners[0].getsockname()[1] if listeners else address[1]
+            listeners.append(socket.create_server((address[0], port), family=family, backlog=BACKLOG))
+            listeners[-1].setblocking(False)
+    except OSError:
+        for each in listeners:
+            each.close()
+        raise
+    return listeners
 
 
 def _tls_context(options: ServerOptions) -> ssl.SSLContext | None:

@@ -2,10 +2,10 @@
 
 One pass parses, coerces and serialises each line as it will be stored, so that only one row at a time is an object.
 
-Validation is nearly the whole cost of a batch and occupies one core, so large batches are validated in worker
-processes. The first large batch starts them; they end with the server, even if it is killed. Small batches are
-validated in the server's own process, because handing them over would cost more. If a worker dies, its batch is
-validated here.
+Validation is nearly the whole cost of a batch and occupies one core, so batches with a large content, compressed or
+not, are validated in worker processes. The first one starts them; they end with the server, even if it is killed. Small
+batches are validated in the server's own process, because handing them over would cost more. If a worker dies, its
+batch is validated here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from hypaware.server.limits import ServerLimits
 from hypaware.spool import segments
 
 _READ_BYTES = 1 << 20
-_MAX_GATEWAY = 200
 # A batch of this size takes tens of milliseconds to validate and a few to hand over.
 _LARGE_BATCH = 512 << 10
 _MAX_PROCESSES = 4
@@ -41,10 +40,12 @@ class BatchClaims:
     """What the headers and the token of a batch claim about its rows."""
 
     dataset: Dataset
-    gateway_id: str | None
-    """The gateway that every row must belong to; None if only the rows name it: then all must name the same one."""
+    gateway_id: str
+    """The gateway that every row must belong to."""
     encoding: str | None
     content_sha: str | None
+    is_stamped: bool = False
+    """Whether the rows get this gateway, whatever they name."""
 
 
 @dataclass(frozen=True)
@@ -53,27 +54,25 @@ class ValidatedRows:
     """The rows as segment lines."""
     rows: int
     content_sha: str
-    gateway_id: str | None
-    """The gateway of the rows; None if there are no rows and the caller named no gateway."""
 
 
 class ValidatorPool:
     def __init__(self, limits: ServerLimits, processes: int | None = None) -> None:
         """`processes` defaults to the number of cores, at most four; 0 validates everything in this process."""
         self._limits = limits
-        self._processes = min(_MAX_PROCESSES, os.cpu_count() or 1) if processes is None else processes
+        self.processes = min(_MAX_PROCESSES, os.cpu_count() or 1) if processes is None else processes
         self._pool: ProcessPoolExecutor | None = None
         self._lock = threading.Lock()
 
     def validate(self, claims: BatchClaims, body: bytes) -> ValidatedRows:
-        if len(body) < _LARGE_BATCH or self._processes < 2:
+        if not self.processes or not _is_large(body, claims.encoding):
             return validate_batch(claims, body, self._limits)
-        fields = (claims.dataset.name, claims.gateway_id, claims.encoding, claims.content_sha)
+        fields = (claims.dataset.name, claims.gateway_id, claims.encoding, claims.content_sha, claims.is_stamped)
         try:
             with self._lock:
                 if self._pool is None:
                     spawn = multiprocessing.get_context("spawn")
-                    self._pool = ProcessPoolExecutor(self._processes, mp_context=spawn, initializer=_init_worker)
+                    self._pool = ProcessPoolExecutor(self.processes, mp_context=spawn, initializer=_init_worker)
                 pool = self._pool
             result = pool.submit(_validate_in_worker, fields, body, self._limits).result()
         except BrokenProcessPool:
@@ -92,12 +91,13 @@ class ValidatorPool:
 
 
 def _validate_in_worker(
-    fields: tuple[str, str | None, str | None, str | None], body: bytes, limits: ServerLimits
+    fields: tuple[str, str, str | None, str | None, bool], body: bytes, limits: ServerLimits
 ) -> ValidatedRows | tuple[int, str, dict[str, Any]]:
     """Validate in a worker. A Problem is returned as its fields, because it cannot be pickled."""
-    name, *rest = fields
+    name, gateway_id, encoding, content_sha, is_stamped = fields
     try:
-        return validate_batch(BatchClaims(datasets.get(name), *rest), body, limits)
+        claims = BatchClaims(datasets.get(name), gateway_id, encoding, content_sha, is_stamped)
+        return validate_batch(claims, body, limits)
     except HttpProblem as problem:
         return problem.status, problem.kind, problem.detail
 
@@ -122,22 +122,22 @@ def validate_batch(claims: BatchClaims, body: bytes, limits: ServerLimits) -> Va
         raise HttpProblem(400, "content_mismatch")
     rows = _RowValidator(claims, content, limits)
     lines = segments.encode_lines(rows, 0)
-    return ValidatedRows(lines, rows.count, sha, rows.gateway_id)
+    return ValidatedRows(lines, rows.count, sha)
 
 
 class _RowValidator:
-    """Iterates over the coerced rows. `count` and `gateway_id` are final after the iteration."""
+    """Iterates over the coerced rows. `count` is final after the iteration."""
 
     def __init__(self, claims: BatchClaims, content: bytes, limits: ServerLimits) -> None:
         self._claims = claims
         self._content = content
         self._limits = limits
         self.count = 0
-        self.gateway_id = claims.gateway_id
 
     def __iter__(self) -> Iterator[Row]:
-        dataset, limits, parse = self._claims.dataset, self._limits, canonical.loads
+        claims, dataset, limits, parse = self._claims, self._claims.dataset, self._limits, canonical.loads
         has_gateway = GATEWAY in dataset.coercers
+        is_stamped = has_gateway and claims.is_stamped
         for number, line in enumerate(io.BytesIO(self._content), 1):
             if len(line) > limits.max_line_bytes:
                 raise _invalid_row(number, f"the line is longer than {limits.max_line_bytes} bytes")
@@ -147,8 +147,10 @@ class _RowValidator:
                 raise HttpProblem(413, "too_many_rows", limit=limits.max_rows)
             try:
                 raw = parse(line)
-                row = coerce_row(dataset, raw, self.gateway_id or self._first_gateway(raw))
-                if has_gateway and row.setdefault(GATEWAY, self.gateway_id) != self.gateway_id:
+                if is_stamped and isinstance(raw, dict):
+                    raw[GATEWAY] = claims.gateway_id
+                row = coerce_row(dataset, raw, claims.gateway_id)
+                if has_gateway and row.setdefault(GATEWAY, claims.gateway_id) != claims.gateway_id:
                     raise RowRejected(f"column {GATEWAY}: it names another gateway")
             except RowRejected as reason:
                 raise _invalid_row(number, str(reason)) from None
@@ -156,14 +158,6 @@ class _RowValidator:
                 raise _invalid_row(number, f"not JSON: {error}") from None
             self.count += 1
             yield row
-
-    def _first_gateway(self, raw: object) -> str:
-        """Return the gateway that the first row names, for a client that enrolled without a gateway id."""
-        named = raw.get(GATEWAY) if isinstance(raw, dict) else None
-        if not isinstance(named, str) or not named or len(named) > _MAX_GATEWAY or not named.isprintable():
-            raise RowRejected(f"column {GATEWAY}: the row or the enrolment must name the gateway")
-        self.gateway_id = named
-        return named
 
 
 def _invalid_row(line: int, reason: str) -> HttpProblem:
@@ -174,20 +168,33 @@ def decompress(body: bytes, encoding: str | None, limit: int) -> bytes:
     """Decompress the body. Stop at `limit` bytes, so that a decompression bomb does not fill the memory."""
     if encoding is None:
         return body
+    pieces: list[bytes] = []
+    size = 0
+    for piece in _decompressed_pieces(body, encoding):
+        pieces.append(piece)
+        size += len(piece)
+        if size > limit:
+            raise too_large(limit)
+    return b"".join(pieces)
+
+
+def _is_large(body: bytes, encoding: str | None) -> bool:
+    """Judge by the rows: a few kilobytes can decompress to the largest batch."""
+    if encoding is None or len(body) >= _LARGE_BATCH:
+        return len(body) >= _LARGE_BATCH
+    size = 0
+    return any((size := size + len(piece)) >= _LARGE_BATCH for piece in _decompressed_pieces(body, encoding))
+
+
+def _decompressed_pieces(body: bytes, encoding: str) -> Iterator[bytes]:
     if not body:
-        return b""
+        return
     # On first use: it is large, and most of it is not needed here.
     import pyarrow as pa
 
-    pieces: list[bytes] = []
-    size = 0
     try:
         with pa.CompressedInputStream(pa.BufferReader(body), encoding) as stream:
             while piece := stream.read(_READ_BYTES):
-                pieces.append(piece)
-                size += len(piece)
-                if size > limit:
-                    raise too_large(limit)
+                yield piece
     except OSError as error:
         raise bad_request("bad_encoding", f"the body is not {encoding}: {error}") from None
-    return b"".join(pieces)

@@ -19,7 +19,7 @@ from typing import Any
 from hypaware import faults
 from hypaware.backfill.request import is_enabled
 from hypaware.config import Config, parse_config, read_config_text
-from hypaware.config.edit import remove_table, replace_value
+from hypaware.config.edit import remove_key, replace_value
 from hypaware.config.schema import VERSION
 from hypaware.errors import ConfigError, HypError
 from hypaware.home import Home, durable_files
@@ -145,7 +145,7 @@ class _ConfigEdit:
         self.text = replace_value(self.text, key, value, self.path)
 
     def remove(self, key: tuple[str, ...]) -> None:
-        self.text = remove_table(self.text, key, self.path)
+        self.text = remove_key(self.text, key, self.path)
 
 
 def _deselected_clients(choices: SetupChoices, config: Config, found: Iterable[FoundClient], is_new: bool) -> list[str]:

@@ -35,7 +35,7 @@ from hypaware.home.durable_files import reject_network_file_system
 from hypaware.setup.config import MergedConfig, merge_config, write_config
 from hypaware.setup.plan import SetupListener, SetupPlan, SetupStep, StepStatus
 from hypaware.state.home_opener import read_identity
-from hypaware.text import format_count, format_size
+from hypaware.text import format_count, format_size, summarize_error
 
 # The daemon is already running; its gateway may need a moment longer.
 _GATEWAY_SECONDS = 10.0
@@ -93,7 +93,9 @@ def run_setup(plan: SetupPlan, listener: SetupListener, *, dry_run: bool = False
         runner.add(SetupStep("daemon", "skipped", "declined", () if dry_run else ("hyp daemon start",)))
         skip_reason: str | None = "requires the daemon"
     else:
-        daemon = runner.attempt("daemon", lambda: start_daemon(plan, dry_run=dry_run), later=("hyp daemon start",))
+        daemon = runner.attempt(
+            "daemon", lambda: start_daemon(plan, merged.clients, dry_run=dry_run), later=("hyp daemon start",)
+        )
         skip_reason = "the daemon is not running" if daemon.error else None if plan.choices.attach else "declined"
     if skip_reason is None:
         for step in attach_clients(plan, merged, dry_run=dry_run):
@@ -261,15 +263,33 @@ def _import_span(
     )
 
 
-def start_daemon(plan: SetupPlan, *, dry_run: bool) -> SetupStep:
-    """Start the daemon, if it is not running."""
-    before = daemon_process.running_daemon(plan.home)
+def start_daemon(plan: SetupPlan, clients: Sequence[str], *, dry_run: bool) -> SetupStep:
+    """Start the daemon, if it is not running. If clients are to be attached, install it where that is possible.
+
+    After a reboot, an attached client works only if something has opened the gateway's address again.
+    """
+    home, notes = plan.home, tuple[str, ...]()
+    is_installed = lifecycle.find_installed_service(home) is not None
+    before = daemon_process.running_daemon(home)
+    if not is_installed and plan.choices.attach and plan.settings(clients):
+        if (reason := lifecycle.find_supervisor(home).unavailable_reason()) is None:
+            if dry_run:
+                return SetupStep("daemon", "would", "would be started now and with every login")
+            try:
+                pid = lifecycle.install_service(home)
+                message = f"running as process {pid}, and starts with every login"
+                hints = tuple(lifecycle.service_hints(home))
+                return SetupStep("daemon", "done", message, notes=hints, facts={"pid": pid, "installed": True})
+            except (HypError, OSError) as error:
+                reason = summarize_error(error)
+        notes = (f"it does not start with this machine: {reason}",)
     if before is None and dry_run:
-        return SetupStep("daemon", "would", "would be started")
-    pid = before if dry_run else lifecycle.start_daemon(plan.home, lifecycle.PATIENT_SECONDS)
+        return SetupStep("daemon", "would", "would be started", notes=notes)
+    pid = before if dry_run and before else lifecycle.start_daemon(home, lifecycle.PATIENT_SECONDS)
+    facts = {"pid": pid, "installed": is_installed}
     if pid == before:
-        return SetupStep("daemon", "unchanged", f"already running as process {pid}", facts={"pid": pid})
-    return SetupStep("daemon", "done", f"running as process {pid}", facts={"pid": pid})
+        return SetupStep("daemon", "unchanged", f"already running as process {pid}", notes=notes, facts=facts)
+    return SetupStep("daemon", "done", f"running as process {pid}", notes=notes, facts=facts)
 
 
 def attach_clients(plan: SetupPlan, merged: MergedConfig, *, dry_run: bool) -> Iterator[SetupStep]:

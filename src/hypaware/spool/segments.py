@@ -125,6 +125,10 @@ def list_active_files(spool: SpoolFolder) -> list[Path]:
     return _list_files(spool.active)
 
 
+def list_files(spool: SpoolFolder) -> list[Path]:
+    return [*_list_files(spool.active), *_list_files(spool.sealed)]
+
+
 def list_sealed_segments(spool: SpoolFolder) -> list[Segment]:
     """Return the sealed segments, oldest first."""
     found = []

@@ -232,7 +232,12 @@ def record_flush(connection: Connection, flush: Flush, outcome: FlushOutcome) ->
     streams.promote_watermarks(connection, flush.id)
     horizon = ((datetime.now(UTC) - _KEEP_FINISHED).isoformat(),)
     connection.execute("DELETE FROM segments WHERE status = 'committed' AND updated_at < ?", horizon)
-    connection.execute("DELETE FROM flushes WHERE status <> 'reserved' AND finished_at < ?", horizon)
+    # One commit of each day stays: these days tell whether the clock can be trusted.
+    connection.execute(
+        "DELETE FROM flushes WHERE finished_at < ? AND (status = 'burnt' OR status = 'committed' AND id NOT IN"
+        " (SELECT max(id) FROM flushes WHERE status = 'committed' GROUP BY substr(finished_at, 1, 10)))",
+        horizon,
+    )
 
 
 def _finish_flush(connection: Connection, flush: Flush, **values: object) -> None:
@@ -301,6 +306,12 @@ def last_flush_at(connection: Connection, dataset: str | None = None) -> datetim
     return datetime.fromisoformat(found) if found else None
 
 
+def commit_times(connection: Connection) -> list[datetime]:
+    """Return the time of the last recorded commit of each day, in any dataset."""
+    sql = "SELECT max(finished_at) FROM flushes WHERE status = 'committed' GROUP BY substr(finished_at, 1, 10)"
+    return [datetime.fromisoformat(found) for found in connection.values(sql)]
+
+
 def first_commit_above(connection: Connection, dataset: str, seq: int) -> datetime | None:
     """Return when the first rows above the sequence were committed, as far back as the state records it."""
     found = connection.value(
@@ -350,9 +361,14 @@ def discard_checkpoints(connection: Connection, flush_id: str) -> None:
     connection.execute("DELETE FROM pending_sources WHERE flush_id = ?", (flush_id,))
 
 
-def forget_checkpoints(connection: Connection, dataset: str) -> None:
-    """Forget all checkpoints of a dataset, because the lake has lost rows. Every source is imported again."""
-    connection.execute("DELETE FROM sources WHERE dataset = ?", (dataset,))
+def list_checkpoints(connection: Connection, dataset: str) -> list[SourceCheckpoint]:
+    """Return the checkpoints of all providers."""
+    return list(map(checkpoint_from_row, connection.rows("SELECT * FROM sources WHERE dataset = ?", (dataset,))))
+
+
+def forget_checkpoints(connection: Connection, dataset: str, path: str | None = None) -> None:
+    """Forget the checkpoints of a dataset, or that of one source, so that the sources are imported again."""
+    connection.execute("DELETE FROM sources WHERE dataset = ? AND path = coalesce(?, path)", (dataset, path))
 
 
 def checkpoint_from_row(row: Mapping[str, Any]) -> SourceCheckpoint:

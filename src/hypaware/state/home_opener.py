@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from hypaware.errors import NotReady, Retryable, StateCorrupt, StateError
 from hypaware.home import Home, durable_files, locks
 from hypaware.home.identity import HomeLocation, Identity
 from hypaware.state import flushes, streams
+from hypaware.state.inherited_segments import record_inherited
 from hypaware.state.mirror import Mirror, mark_unknown, read_mirror, write_mirror
 from hypaware.state.streams import Stream
 
@@ -52,8 +53,13 @@ class OpenHome:
         return self.identity.gateway_id
 
 
-def read_identity(home: Home) -> Identity:
-    """Return the identity of a home, which a producer needs. Open the state only if the mirror is unusable."""
+def read_identity(home: Home, *, make: bool = True) -> Identity:
+    """Return the identity of a home, which a producer needs. Open the state only if the mirror is unusable.
+
+    With `make=False`, raise NotReady if there is no home: a command that reads must not create one at a mistyped path.
+    """
+    if not make and not home.root.is_dir():
+        raise NotReady(f"no home at {home.root}", kind="no_home", repair="hyp setup")
     held = read_mirror(home.mirror)
     if held and home.state.is_file() and held.identity.locate(home.root) is HomeLocation.HERE:
         return held.identity
@@ -165,6 +171,7 @@ def _fork_identity(connection: Connection, home: Home, known: Identity) -> Ident
     identity = known.at(home.root).next_incarnation(flushes.next_sequence(connection) - 1)
     flushes.skip_sequences(connection, SKIPPED_SEQUENCES)
     mark_unknown(connection, _list_undelivered(connection))
+    record_inherited(connection, home, identity.forks[-1])
     relocate.set_table_properties(
         home,
         {
@@ -175,6 +182,27 @@ def _fork_identity(connection: Connection, home: Home, known: Identity) -> Ident
         },
     )
     return identity
+
+
+def fork_rolled_back(home: Home, store: StateStore, seen: Identity, change: Callable[[Connection], None]) -> Identity:
+    """Make a home that was rolled back in place a new incarnation, and return it.
+
+    Sequences that were allocated before the rollback are skipped, and every stream is marked. `change` runs in the same
+    transaction. If the incarnation is not the one `seen` any more, another stream has done all this. The caller writes
+    the mirror.
+    """
+    from hypaware.state.store import load_identity, save_identity
+
+    with _home_lock(home), store.transaction() as connection:
+        known = load_identity(connection)
+        assert known is not None
+        change(connection)
+        if known.incarnation == seen.incarnation:
+            known = known.next_incarnation(flushes.next_sequence(connection) - 1)
+            flushes.skip_sequences(connection, SKIPPED_SEQUENCES)
+            streams.mark_rolled_back(connection)
+            save_identity(connection, known)
+    return known
 
 
 def _list_undelivered(connection: Connection) -> Iterator[Stream]:

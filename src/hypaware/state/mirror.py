@@ -24,7 +24,7 @@ from hypaware import faults
 from hypaware.home import durable_files
 from hypaware.home.identity import Identity, parse_identity
 from hypaware.home.locks import locked
-from hypaware.state import dead_letters, flushes, streams
+from hypaware.state import dead_letters, flushes, inherited_segments, streams
 from hypaware.state.dead_letters import DeadLetter
 from hypaware.state.streams import Intent, PlannedChunk, Stream, key_of
 
@@ -96,6 +96,8 @@ def read_deliveries(connection: Connection) -> dict[str, Any]:
     return {
         "step": streams.delivery_step(connection),
         "lost": streams.is_history_lost(connection),
+        "rolled_back": streams.was_rolled_back(connection),
+        "inherited": inherited_segments.list_inherited(connection),
         "streams": [
             {**asdict(stream.key), **{name: getattr(stream, name) for name in streams.MIRRORED_FIELDS}}
             for stream in streams.list_streams(connection)
@@ -132,7 +134,9 @@ def restore_deliveries(connection: Connection, held: Mapping[str, Any]) -> None:
     planned = {key_of(each): each for each in held["intents"]}
     for each in held["streams"]:
         key = key_of(each)
-        streams.restore_stream(connection, Stream(key, **{name: each[name] for name in streams.MIRRORED_FIELDS}))
+        # A mirror of an older version lacks some of the fields.
+        fields = {name: each[name] for name in streams.MIRRORED_FIELDS if name in each}
+        streams.restore_stream(connection, Stream(key, **fields))
         if intent := planned.get(key):
             chunks = tuple(PlannedChunk(*chunk) for chunk in intent["chunks"])
             streams.save_intent(connection, Intent(key, intent["after"], intent["last"], chunks))
@@ -140,13 +144,21 @@ def restore_deliveries(connection: Connection, held: Mapping[str, Any]) -> None:
         dead_letters.add_letter(connection, letter, payloads[letter.id])
     if held.get("lost"):
         streams.mark_history_lost(connection)
+    if held.get("rolled_back"):
+        streams.note_rollback(connection)
+    inherited_segments.add_inherited(connection, held.get("inherited", {}))
     streams.advance_delivery_step(connection, at_least=int(held["step"]))
 
 
 def mark_unknown(connection: Connection, of_streams: Iterable[Stream]) -> None:
-    """Mark the watermarks of streams as unknown: each asks its destination, or waits for the user."""
+    """Mark the watermarks of streams as unknown: each asks its destination, or waits for the user.
+
+    Except after a rollback, when the destination may report other rows under the same sequences.
+    """
     streams.mark_history_lost(connection)
     for stream in of_streams:
+        if stream.history in streams.AFTER_ROLLBACK:
+            continue
         streams.cancel_intent(connection, stream.key)
         streams.restore_stream(connection, replace(stream, watermark=None, history=streams.HISTORY_LOST))
     streams.advance_delivery_step(connection)

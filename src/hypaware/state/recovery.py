@@ -51,7 +51,14 @@ def raise_state_to(connection: Connection, lake: LakeSummary, mirror: Mirror | N
     highest = lake.floor
     for dataset, table in lake.tables.items():
         by_source: dict[str, int] = {}
-        for file in metadata.iter_live_files(table):
+        try:
+            files = list(metadata.iter_live_files(table))
+        except (PermissionError, MemoryError):
+            raise
+        except Exception:
+            # An older manifest is damaged, in one of many ways. The table waits for its rebuild, the others do not.
+            files = []
+        for file in files:
             if file.max_seq is not None:
                 by_source[file.source] = max(file.max_seq, by_source.get(file.source, 0))
                 highest = max(highest, file.max_seq)

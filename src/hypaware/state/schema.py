@@ -115,6 +115,17 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "ALTER TABLE pending_sources ADD COLUMN ignored TEXT NOT NULL DEFAULT '[]'",
         ),
     ),
+    (
+        "0008_planned",
+        (
+            "ALTER TABLE streams ADD COLUMN planned_to BIGINT NOT NULL DEFAULT 0",
+            # A stream without a watermark may have sent any row.
+            """UPDATE streams SET planned_to = coalesce(
+                (SELECT max(seq_last) FROM intents WHERE intents.sink = streams.sink
+                    AND intents.dataset = streams.dataset AND intents.source = streams.source),
+                watermark, (SELECT next_seq - 1 FROM allocator WHERE name = 'seq'), 0)""",
+        ),
+    ),
 )
 
 

@@ -1,7 +1,12 @@
 """Streams: the watermark, the destination and the intent of each (sink, dataset, source).
 
 `watermark` is None while it is unknown. `history` then gives the reason: `none` (this state has sent nothing) or `lost`
-(an earlier state may have sent rows). A held stream waits for the user.
+(an earlier state may have sent rows). A held stream waits for the user. `planned_to` is the highest sequence that was
+ever part of an intent: under the current incarnation, no destination can have a higher one.
+
+If one has, the home was rolled back in place. Rows above the watermark then have sequences that may belong to other
+rows at the destination: `history` is `rolled back` until they are delivered, or the user has chosen to skip those that
+may have arrived (`skip`) or to send them all (`resend`).
 
 An intent is the durable plan of the next chunks of a stream, stored before the first byte is sent. A stream has at most
 one. Its chunks are finished one by one, in order: acknowledged, replaced by their halves, or stored as a dead letter.
@@ -28,19 +33,24 @@ if TYPE_CHECKING:
     from hypaware.state.store import Connection
 
 NO_HISTORY, HISTORY_LOST = "none", "lost"
-# Why a stream is held: its sink has another destination, the delivery record was lost, or a chunk that may have
-# arrived is refused.
+ROLLED_BACK, SKIP_DISPUTED, RESEND_DISPUTED = AFTER_ROLLBACK = "rolled back", "skip", "resend"
+# Why a stream is held: its sink has another destination, the delivery record was lost, a chunk that may have arrived is
+# refused, the home was rolled back, or it was copied with rows in its spool.
 HELD_ADDRESS_CHANGED, HELD_HISTORY_LOST, HELD_OUTCOME_UNKNOWN = "elsewhere", "history", "outcome"
+HELD_ROLLED_BACK, HELD_COPIED = "rolled_back", "copied"
+# The history of a stream whose user wants rows sent that were in the spool when the home was copied.
+RESEND_INHERITED = "resend spool"
 
 # The condition for the rows of one stream; its parameters are `asdict(key)`.
 OF_STREAM = "sink = :sink AND dataset = :dataset AND source = :source"
 # The fields of a stream that the mirror keeps, besides its key. Retries are not kept.
-MIRRORED_FIELDS = ("address", "destination_id", "watermark", "history", "exported_rows", "held")
+MIRRORED_FIELDS = ("address", "destination_id", "watermark", "history", "exported_rows", "held", "planned_to")
 _OF_CHUNK = f"{OF_STREAM} AND seq_after = :seq_after AND seq_last = :seq_last"
 # The status of a chunk: it may have arrived, it is finished, or it is known not to have arrived.
 _DUE, _FINISHED, _UNSENT = "due", "settled", "unsent"
 _STEP_KEY = "deliveries.step"
 _LOST_KEY = "deliveries.lost"
+_ROLLED_BACK_KEY = "deliveries.rolled_back"
 
 
 @dataclass(frozen=True, order=True)
@@ -67,6 +77,7 @@ class Stream:
     last_error: str | None = None
     last_success_at: datetime | None = None
     updated_at: datetime | None = None
+    planned_to: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,7 +129,10 @@ def list_streams(connection: Connection) -> list[Stream]:
 def create_stream(connection: Connection, key: StreamKey, address: str) -> Stream:
     """Create a stream that is new to this state. The stream of a renamed sink is renamed instead."""
     history = HISTORY_LOST if is_history_lost(connection) else NO_HISTORY
-    _insert(connection, Stream(key, address, None, None, history))
+    created = Stream(key, address, None, None, history)
+    if was_rolled_back(connection):
+        created = Stream(key, address, None, 0, ROLLED_BACK)
+    _insert(connection, created)
     found = load_stream(connection, key)
     assert found is not None
     return found
@@ -180,6 +194,35 @@ def raise_watermark(connection: Connection, key: StreamKey, seq: int) -> None:
     known = load_stream(connection, key)
     if known and (known.watermark is None or known.watermark < seq):
         _update(connection, key, watermark=seq)
+
+
+def set_history(connection: Connection, key: StreamKey, history: str) -> None:
+    _update(connection, key, history=history)
+    advance_delivery_step(connection)
+
+
+def note_rollback(connection: Connection) -> None:
+    """Record that streams created from now on are to be marked as well."""
+    set_meta(connection, _ROLLED_BACK_KEY, utc_now())
+
+
+def was_rolled_back(connection: Connection) -> bool:
+    return get_meta(connection, _ROLLED_BACK_KEY) is not None
+
+
+def mark_rolled_back(connection: Connection) -> None:
+    """Mark every stream: rows above its watermark may have the sequences of other rows at its destination."""
+    note_rollback(connection)
+    for stream in list_streams(connection):
+        _update(connection, stream.key, watermark=stream.watermark or 0, history=ROLLED_BACK)
+    advance_delivery_step(connection)
+
+
+def abandon_intent(connection: Connection, key: StreamKey, at: int) -> None:
+    """Drop the rest of an intent of which nothing above this sequence was sent."""
+    cancel_intent(connection, key)
+    raise_watermark(connection, key, at)
+    _update(connection, key, planned_to=at)
 
 
 def lower_watermarks(connection: Connection, dataset: str, floor: int) -> None:
@@ -259,6 +302,10 @@ def save_intent(connection: Connection, intent: Intent) -> None:
         raise StateError(f"{intent.key} already has an intent, which must be finished first")
     values = {"seq_after": intent.after, "seq_last": intent.last, "planned_at": utc_now()}
     connection.insert("intents", {**asdict(intent.key), **values})
+    connection.execute(
+        f"UPDATE streams SET planned_to = :last WHERE {OF_STREAM} AND planned_to < :last",
+        {**asdict(intent.key), "last": intent.last},
+    )
     _insert_chunks(connection, intent.key, intent.chunks)
     advance_delivery_step(connection)
 
@@ -373,7 +420,8 @@ def _update(connection: Connection, key: StreamKey, **values: object) -> None:
 
 
 def _to_stream(row: Mapping[str, Any]) -> Stream:
-    values = {field.name: row[field.name] for field in fields(Stream) if field.name != "key"}
+    # A state of an older version, which is only read, lacks some of the columns.
+    values = {field.name: row[field.name] for field in fields(Stream) if field.name in row}
     for name in ("retry_at", "last_success_at", "updated_at"):
         values[name] = datetime.fromisoformat(values[name]) if values[name] else None
     return Stream(key_of(row), **values)

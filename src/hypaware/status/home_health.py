@@ -13,13 +13,14 @@ from typing import Any
 from hypaware import config as configuration
 from hypaware import text
 from hypaware.config import Config
+from hypaware.config.validation import find_risks
 from hypaware.errors import ConfigError
 from hypaware.home import Home, durable_files
 from hypaware.home.identity import HomeLocation
 from hypaware.state import mirror
 from hypaware.state.snapshot import StateSnapshot
 from hypaware.state.store import suspect_marker
-from hypaware.status.diagnostics import Diagnostic, PartStatus, StatusInput, error, file_size, warning
+from hypaware.status.diagnostics import Diagnostic, PartStatus, StatusInput, error, file_size, info, warning
 from hypaware.status.storage import LakeStatus, SpoolStatus
 from hypaware.text import summarize_error
 
@@ -111,7 +112,11 @@ class ConfigStatus:
 def inspect_config(home: Home) -> PartStatus[ConfigStatus]:
     facts = {"path": str(home.config), "exists": home.config.exists(), "valid": True, "error": None}
     try:
-        return PartStatus(ConfigStatus(configuration.load(home), facts))
+        config = configuration.load(home)
+        risks = tuple(
+            (info if each.is_chosen else warning)(each.kind, each.message, each.repair) for each in find_risks(config)
+        )
+        return PartStatus(ConfigStatus(config, facts), risks)
     except ConfigError as exception:
         why = summarize_error(exception)
         diagnostic = error("config_invalid", f"the config is invalid: {why}", "hyp config validate")

@@ -17,7 +17,7 @@ from hypaware import __version__, text
 from hypaware.engine import client, jars, jvm
 from hypaware.errors import NotReady
 from hypaware.gateway import attach_status
-from hypaware.gateway.handover import find_free_address
+from hypaware.gateway.handover import fallback_lock_path, find_free_address
 from hypaware.home import Home, daemon_process, locks
 from hypaware.status.diagnostics import (
     Diagnostic,
@@ -57,6 +57,9 @@ def daemon_diagnostics(inputs: StatusInput, reasons: list[str]) -> Iterator[Diag
     if version and version != __version__:
         message = f"the daemon runs version {version}, but {__version__} is installed"
         yield warning("daemon_outdated", message, "hyp daemon restart")
+    if since := inputs.daemon.get("stopping_since"):
+        message = f"the daemon was asked to stop {text.format_ago(since, inputs.now)} and has not ended"
+        yield warning("daemon_stopping", f"{message}: new exchanges are not recorded", "hyp daemon stop --force")
     flush, maintenance, imports = map(inputs.daemon_part, ("flush", "maintain", "catch_up"))
     if flush.get("last_status") in _FAILED:
         when = text.format_ago(flush.get("last_flush"), inputs.now)
@@ -153,6 +156,10 @@ def _gateway_diagnostics(inputs: StatusInput, facts: Mapping[str, Any], is_neede
     elif inputs.is_daemon_running and is_down:
         message = f"the gateway does not listen on {listen}: {facts['error'] or 'no reason is known'}"
         yield error("gateway_down", message, "hyp daemon restart", "hyp doctor")
+    elif not is_needed and not inputs.is_daemon_running and locks.is_locked(fallback_lock_path(inputs.home)):
+        message = f"no client is attached, but {listen} stays open for sessions that were already running, until an "
+        pid = locks.lock_holder(fallback_lock_path(inputs.home))
+        yield info("address_open", f"{message}hour after their last request", *([f"kill {pid}"] if pid else ()))
     if facts["dropped"]:
         exchanges = text.format_count(facts["dropped"], "exchange was", "exchanges were")
         message = f"{exchanges} not recorded since the daemon started: they arrived faster than they could be written"

@@ -22,7 +22,7 @@ from hypaware.home import Home, cache_dir
 from hypaware.state.snapshot import read_snapshot
 from hypaware.status import clients, home_health, processes, sinks, storage
 from hypaware.status.clients import ClientStatus
-from hypaware.status.diagnostics import SEVERITIES, Diagnostic, PartStatus, StatusInput, error
+from hypaware.status.diagnostics import SEVERITIES, Diagnostic, PartStatus, StatusInput, error, warning
 from hypaware.status.home_health import ConfigStatus
 from hypaware.status.sinks import SinkStatus
 from hypaware.status.storage import LakeStatus, SpoolStatus
@@ -111,11 +111,16 @@ def collect_snapshot(
     ]
     collector.diagnostics += processes.daemon_diagnostics(inputs, reasons_for_daemon)
     unknown = {"state": "unknown"}
+    server = collector.run("the server", lambda: PartStatus(processes.inspect_server(home)), unknown)
+    is_idle = inputs.daemon["state"] == server["state"] == "stopped" and not reasons_for_daemon
+    if is_idle and not spooled.rows and not any(each["rows"] for each in tables.sources):
+        message = "nothing is recorded, and nothing runs that would record"
+        collector.diagnostics.append(warning("nothing_recorded", message, "hyp setup"))
     return StatusSnapshot(
         home=home_facts,
         config=config_facts,
         daemon=dict(inputs.daemon),
-        server=collector.run("the server", lambda: PartStatus(processes.inspect_server(home)), unknown),
+        server=server,
         engine=collector.run(
             "the engine", lambda: processes.inspect_engine(home, inputs.cache, inputs.environment), unknown
         ),

@@ -33,7 +33,7 @@ from hypaware.status.diagnostics import Diagnostic, PartStatus, StatusInput, err
 from hypaware.text import summarize_error
 
 _ATTEMPTS = 3
-# Iceberg rejects a commit that is older than the previous one by more than this.
+# Commits may take this long, and clocks are adjusted a little all the time.
 MAX_CLOCK_STEP_BACK = 60.0
 # A running daemon commits rows long before this.
 _OVERDUE = timedelta(hours=1)
@@ -75,14 +75,29 @@ def inspect_lake(inputs: StatusInput) -> PartStatus[LakeStatus]:
             repair = f"hyp maintain {entry.name} --rebuild"
             diagnostics.append(error("lake_damaged", f"{message} that can be read", repair))
     diagnostics += _floor_diagnostics(inputs)
+    diagnostics += _foreign_change_diagnostics(tables)
     times = [snapshot.at for table in tables.values() for snapshot in table.metadata.snapshots]
     if times and (latest := max(times)) > inputs.now.timestamp() + MAX_CLOCK_STEP_BACK:
         clock, then = (f"{at:%Y-%m-%d %H:%M}" for at in (inputs.now, datetime.fromtimestamp(latest, UTC)))
         message = f"this machine's clock shows {clock} (UTC), but rows were committed at {then}"
-        diagnostics.append(error("clock_went_back", f"{message}: nothing can be committed before that time", "date -u"))
+        message += ": it is wrong now or was then. The next commit is dated by the clock as it is now"
+        diagnostics.append(warning("clock_went_back", message, "date -u"))
     diagnostics += _purge_diagnostics(inputs.home)
     diagnostics += _key_index_diagnostics(inputs.home)
     return PartStatus(LakeStatus(tables, list(_rows_by_source(inputs, tables))), tuple(diagnostics))
+
+
+def _foreign_change_diagnostics(tables: dict[str, TableStatus]) -> Iterator[Diagnostic]:
+    """Yield what another program did to a table that keeps rows from being delivered."""
+    for name, table in tables.items():
+        if rows := sum(file.rows - file.sequenced for file in table.files):
+            message = f"{text.format_count(rows, 'row')} of {name} that another program added without a sequence"
+            message += f" {'is' if rows == 1 else 'are'} not delivered"
+            yield warning("rows_without_sequence", message, "hyp verify --repair")
+        with suppress(OSError):
+            if metadata.has_delete_files(table.metadata):
+                message = f"another program has deleted rows of {name} by delete files: nothing of it is delivered"
+                yield warning("delete_files", message, f"hyp maintain {name} --rebuild")
 
 
 class _DamagedTable(Exception):

@@ -246,8 +246,8 @@ def _count_purged(outcome: DatasetTakeoverReport, prepared: PreparedFlush, numbe
         if count:
             outcome.tallies[min(file.sources)].purged += count
     tallies = {report.mark: report.tallies for report in prepared.reports}
-    ends = [first for _, first in numbering.spools[1:]] + [numbering.size + 1]
-    for (spool, first), end in zip(numbering.spools, ends, strict=True):
+    bounds = [*(first for _, first in numbering.spools), numbering.size + 1]
+    for (spool, first), end in zip(numbering.spools, bounds[1:], strict=True):
         count = sum(after + first <= seq < after + end for seq in prepared.purged)
         if count:
             tallies_of_file = tallies[spool.name]

@@ -14,6 +14,7 @@ sink and the driver, so that they occur in the same way for every kind of sink.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -41,6 +42,9 @@ POINTS = (
     "export.plan.before-commit", "export.plan.after-commit", "export.plan.after-mirror", "export.ship.before-send",
     "export.ship.after-answer", "export.ack.after-commit", "export.finish.after-commit",
 )  # fmt: skip
+
+
+ROLLBACK_POINTS = ("export.fork.after-commit", "export.fork.after-mirror")
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,10 @@ class SinkHome:
 class SinkContract:
     kind: SinkType
     can_be_queried = True
+    keeps_ids = False
+    """As `Sink.keeps_ids`."""
+    drops_known_rows = False
+    """Whether the destination drops rows that it has, by their dedupe keys."""
     points: tuple[str, ...] = ()
     """The crash points of the sink itself."""
 
@@ -99,6 +107,10 @@ class SinkContract:
     def arrived(self, tmp_path: Path, options: Mapping[str, Any]) -> list[str]:
         """Read the message ids of all rows at that destination, without the sink; a duplicate row is listed twice."""
         raise NotImplementedError
+
+    def arrived_once(self, tmp_path: Path, options: Mapping[str, Any]) -> list[str]:
+        """Like `arrived`, after the destination has dropped the rows that it has by their dedupe keys."""
+        return self.arrived(tmp_path, options)
 
     @contextmanager
     def sink_home(self, tmp_path: Path, **faults: Any) -> Iterator[SinkHome]:
@@ -216,11 +228,22 @@ class SinkContract:
             with self.sink_home(here) as site:
                 site.commit(20)
                 run_in_child(site.deliver, f"{point}:2")
-                # Only the mirror remains.
-                for suffix in ("", "-wal", "-shm"):
-                    site.home.state.with_name(site.home.state.name + suffix).unlink(missing_ok=True)
+                _remove_state(site.home)
                 site.commit(9, start=20)
                 self.finish(here, site)
+
+    def test_the_mirror_knows_an_intent_before_its_first_byte_leaves(self, tmp_path: Path) -> None:
+        """Otherwise a rebuilt state would cut other chunks, and send rows that have arrived under other ids."""
+        with self.sink_home(tmp_path) as opened:
+            opened.commit(9, sources=("claude",), cwds=("/open", "/closed"))
+            assert not run_in_child(opened.deliver, "export.ship.after-answer")
+            _remove_state(opened.home)
+            privacy = PrivacyConfig(folders={"/closed": "local-only"})
+            site = replace(opened, config=replace(opened.config, privacy=privacy))
+            assert site.deliver().status == "ok"
+            found = Counter(self.arrived(tmp_path, site.config.sinks[SINK].options))
+            assert max(found.values()) == 1, found
+            assert set(found) >= {f"message-{number}" for number in range(0, 9, 2)}
 
     def test_a_lost_watermark_is_read_from_the_destination_or_the_stream_is_held(self, tmp_path: Path) -> None:
         with self.sink_home(tmp_path) as site:
@@ -236,6 +259,47 @@ class SinkContract:
                 assert report.status == "held"
                 later = {f"message-{number}" for number in range(20, 29)}
                 self.check(tmp_path, site, without=later)
+
+    # A home that was rolled back
+
+    def test_a_home_rolled_back_in_place_loses_no_row(self, tmp_path: Path) -> None:
+        """The home reuses the sequences of rows that it delivered before the rollback."""
+        for point in (None, *ROLLBACK_POINTS):
+            here = tmp_path / str(point)
+            here.mkdir()
+            with self.sink_home(here) as site:
+                site.commit(20, sources=("claude",))
+                site.deliver()
+                # In the lake at the time of the snapshot, delivered after it.
+                site.commit(4, start=20, sources=("claude",))
+                for name in ("home", "lake"):
+                    shutil.copytree(here / name, here / f"{name} of the snapshot", symlinks=True)
+                site.commit(9, start=100)
+                site.deliver()
+                for name in ("home", "lake"):
+                    _restore_in_place(here / f"{name} of the snapshot", here / name)
+                site.commit(9, start=200)
+                if point and self.can_be_queried:
+                    assert not run_in_child(site.deliver, point), f"no kill at {point}"
+                reports = [site.deliver() for _ in range(3)]
+                site.commit(3, start=300)
+                reports.append(site.deliver())
+                self._check_rollback(here, site, reports)
+
+    def _check_rollback(self, here: Path, site: SinkHome, reports: list[SinkReport]) -> None:
+        undone = {f"message-{number}" for number in range(100, 109)}
+        duplicates = set() if self.drops_known_rows else {f"message-{number}" for number in range(20, 24)}
+        if any(stream.held for stream in reports[-1].streams):
+            # Only the user can decide. Here: send what may have arrived.
+            assert self.can_be_queried
+            assert not self.drops_known_rows
+            with site.opened() as opened:
+                stream_destination.resend(site.home, site.config, opened.store, SINK)
+            reports.append(site.deliver())
+        assert reports[-1].status == "ok", reports[-1].as_json()
+        found = Counter(self.arrived_once(here, site.config.sinks[SINK].options))
+        assert set(found) == set(site.lake.message_ids()) | undone
+        assert {message for message, times in found.items() if times > 1} <= duplicates
 
     # Refusals
 
@@ -256,16 +320,17 @@ class SinkContract:
 
     def test_a_kill_while_a_refused_chunk_is_split_loses_no_row(self, tmp_path: Path) -> None:
         poison = ("message-4", "message-11")
-        for point in ("export.split.after-commit", "export.bury.after-commit"):
+        for point in ("export.split.after-commit:2", "export.bury.after-commit:2", "export.ship.before-send:4"):
             here = tmp_path / point
             here.mkdir()
             with self.sink_home(here, refuse="\n".join(poison)) as site:
                 site.commit(30)
-                assert not run_in_child(site.deliver, f"{point}:2")
+                assert not run_in_child(site.deliver, point)
                 site.commit(9, start=30)
                 while any(stream.held for stream in site.deliver().streams):
                     # The destination cannot be queried for the half that may have been sent: the user skips it.
                     assert not self.can_be_queried
+                    assert not self.keeps_ids, "a refusal of the same id means that the destination does not have it"
                     with site.opened() as opened:
                         stream_destination.adopt(site.home, site.config, opened.store, SINK)
                 Faults(here / "faults").clear()
@@ -340,6 +405,19 @@ def _move_home(home: Home, to: Path) -> Home:
             save_identity(connection, replace(known, home_path=str(to.resolve())))
         mirror.write_mirror(there.mirror, store)
     return there
+
+
+def _remove_state(home: Home) -> None:
+    """Remove the state; only its mirror remains."""
+    for suffix in ("", "-wal", "-shm"):
+        home.state.with_name(home.state.name + suffix).unlink(missing_ok=True)
+
+
+def _restore_in_place(snapshot: Path, folder: Path) -> None:
+    """Restore the contents of a folder, which stays the same folder, as `rsync --delete` or a file system does."""
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(snapshot, folder, symlinks=True, dirs_exist_ok=True)
 
 
 def _lose_delivery_record(site: SinkHome) -> None:

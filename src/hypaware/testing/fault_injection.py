@@ -86,6 +86,12 @@ class Faults:
         if self.occurs("lose_answer"):
             raise DestinationUnreachable("the response was lost")
 
+    def has_stored(self, chunk_id: str) -> bool:
+        return (self._folder / f"stored-{chunk_id}").exists()
+
+    def note_stored(self, chunk_id: str) -> None:
+        (self._folder / f"stored-{chunk_id}").touch()
+
     def refuse(self, messages: list[str]) -> None:
         path = self._folder / "refuse"
         if path.exists() and (bad := set(path.read_text().split("\n")) & set(messages)):
@@ -99,6 +105,7 @@ class _FaultySink(Sink):
         self._sink = sink
         self._faults = faults
         self.wants_sequence = sink.wants_sequence
+        self.keeps_ids = sink.keeps_ids
 
     async def open(self) -> Destination:
         found = await self._sink.open()
@@ -111,14 +118,23 @@ class _FaultySink(Sink):
     async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> StreamCoverage | None:
         return await self._sink.coverage(stream, gateway_id, incarnation)
 
+    async def highest(self, stream: StreamKey, gateway_id: str, incarnation: str, above: int) -> int | None:
+        return await self._sink.highest(stream, gateway_id, incarnation, above)
+
+    def drops_known_rows(self) -> bool:
+        return self._sink.drops_known_rows()
+
     def encode(self, rows: pa.Table) -> Payload:
         return _MarkedPayload(self._sink.encode(rows), rows.column("message_id").to_pylist())
 
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
         assert isinstance(payload, _MarkedPayload)
         with self._faults.around_send():
-            self._faults.refuse(payload.messages)
-            return await self._sink.ship(chunk, payload.payload, acked_to)
+            if not (self.keeps_ids and self._faults.has_stored(chunk.id)):
+                self._faults.refuse(payload.messages)
+            sent = await self._sink.ship(chunk, payload.payload, acked_to)
+            self._faults.note_stored(chunk.id)
+            return sent
 
     async def close(self) -> None:
         await self._sink.close()

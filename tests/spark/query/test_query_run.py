@@ -208,7 +208,7 @@ def test_values_of_every_type_are_written_as_json(runner: QueryRunner) -> None:
 
     assert row == {
         "a": 1, "b": 1.5, "c": 1000.0, "d": None, "e": True, "f": "AP8=", "g": "2026-11-15",
-        "h": "2026-11-15T07:15:08.256Z", "i": "2026-11-15T07:15:08", "j": [1, None], "k": {"k": {"l": 1}},
+        "h": "2026-11-15T07:15:08.256000Z", "i": "2026-11-15T07:15:08.000000", "j": [1, None], "k": {"k": {"l": 1}},
         "m": None, "n": "INTERVAL '1-2' YEAR TO MONTH", "o": "INTERVAL '03' HOUR", "p": '{"p":[1]}', "q": "[1]",
         "r": "x", "s": "10:00:00.000000000", "a_2": 1,
     }  # fmt: skip

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from hypaware.backfill import providers
-from hypaware.backfill.report import ImportReport, isolate_failure
+from hypaware.backfill.report import ImportReport, isolate_failure, run_providers
+from hypaware.backfill.request import ImportArguments
 from hypaware.backfill.survey import clip_to_retention
 from hypaware.clients.reader import TimeWindow
 from hypaware.errors import Cancelled, HypError, Retryable
@@ -63,3 +66,22 @@ def test_a_cancelled_run_and_a_dead_engine_end_the_whole_import(outcome: ImportR
     with pytest.raises((Cancelled, Retryable)):
         isolate_failure(outcome, "ai_gateway_messages", fails)
     assert outcome.error is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (1200, "cancelled; 1,200 rows of 1 session were committed and are kept. Run hyp backfill again to continue"),
+        (0, "cancelled; nothing was committed yet. Run hyp backfill again to start over"),
+    ],
+)
+def test_a_cancelled_import_says_how_much_it_keeps(rows: int, message: str) -> None:
+    def commit_and_cancel(report: ImportReport, _: Dataset) -> None:
+        report.rows.written += rows
+        report.sessions |= {"s-1"} if rows else set()
+        raise Cancelled
+
+    request = ImportArguments(("claude",), TimeWindow(), {}, datetime.now(UTC))
+    with pytest.raises(Cancelled) as raised:
+        run_providers(request, commit_and_cancel, dry_run=False)
+    assert raised.value.message == message

@@ -344,3 +344,15 @@ def test_a_reason_is_escaped_for_the_terminal(capfd: Capture, home: Home) -> Non
     out, err = shown(capfd, home, lines_skipped={"\x1b[2J": 1}, status="failed", error=error)
 
     assert "\x1b" not in out + err
+
+
+def test_places_that_cannot_be_imported_are_named(
+    hyp: Hyp, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "codex" / "archived_sessions"
+    archive.mkdir(parents=True)
+    monkeypatch.setenv("CODEX_HOME", str(archive.parent))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (found,) = json.loads(hyp("backfill", "codex", "--dry-run", "--json")[1])["providers"]
+    assert found["unsupported_locations"] == [str(archive)]
+    assert f"codex: history in places that cannot be imported: {archive}" in hyp("backfill", "codex", "--dry-run")[1]

@@ -75,7 +75,7 @@ def test_backup_and_restore_never_overwrite_an_existing_folder(hyp: Hyp, home: H
 
 def test_a_missing_backup_or_home_is_reported(hyp: Hyp, home: Home, tmp_path: Path) -> None:
     code, _, err = hyp("backup", str(tmp_path / "there"))
-    assert code == 1
+    assert code == 3
     assert f"no home at {home.root}" in err
     assert not home.root.exists()
     (tmp_path / "empty").mkdir()

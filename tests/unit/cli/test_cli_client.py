@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -34,7 +35,15 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).mkdir(parents=True)
     (folder / ".claude/settings.json").write_text(TEXT)
     monkeypatch.setenv("HOME", str(folder))
-    for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "ANTHROPIC_BASE_URL", "OPENAI_BASE_URL"):
+    for name in (
+        "CLAUDE_CONFIG_DIR",
+        "CODEX_HOME",
+        "ANTHROPIC_BASE_URL",
+        "http_proxy",
+        "HTTP_PROXY",
+        "all_proxy",
+        "ALL_PROXY",
+    ):
         monkeypatch.delenv(name, raising=False)
     return folder
 
@@ -78,6 +87,8 @@ def test_a_client_is_attached_reported_and_detached(
     code, out, err = hyp("client", "attach", "claude")
     assert (code, out) == (0, f"claude is attached to the gateway at http://127.0.0.1:{port}/claude ({settings})\n")
     assert "hyp daemon start" in err
+    assert "after a reboot" in err
+    assert "hyp daemon install" in err
     # Requests are not recorded, but the client works.
     assert state(hyp) == (0, "passing")
     assert "is already attached" in hyp("client", "attach", "claude")[1]
@@ -98,15 +109,65 @@ def test_a_client_is_attached_reported_and_detached(
     )
     assert hyp("client", "attach", "claude")[0] == 0
     end_listener(home)
-    code, out, _ = hyp("client", "status", "claude", "--json")
-    assert (code, json.loads(out)["clients"][0]["state"]) == (1, "broken")
-    # The hook of the next prompt repairs that.
+    # The hook of the next prompt opens the address again.
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"session_id": "s", "cwd": "/nonexistent"}')))
     assert hyp("hook", "claude") == (0, "", "")
+    with handover.acquire_socket(home, f"127.0.0.1:{port}") as held:
+        assert held.address == ("127.0.0.1", port)
     assert state(hyp) == (0, "passing")
-    assert hyp("client", "detach", "claude")[:2] == (0, f"claude is detached ({settings})\n")
+    code, out, err = hyp("client", "detach", "claude")
+    assert (code, out) == (0, f"claude is detached ({settings})\n")
+    assert f"still call 127.0.0.1:{port}; it stays open until an hour after" in err
     assert settings.read_text() == "{}"
     assert "was not attached" in hyp("client", "detach", "claude")[1]
+
+
+@pytest.mark.hazard(111)
+@pytest.mark.parametrize("command", [("client", "status", "codex"), ("session", "status"), ("config", "show")])
+def test_any_command_opens_the_address_of_an_attached_client_again(
+    hyp: Hyp, home: Home, user: Path, port: int, command: tuple[str, ...]
+) -> None:
+    assert hyp("client", "attach", "codex")[0] == 0
+    end_listener(home)  # as a reboot does
+    code, out, err = hyp(*command, "--json")
+    assert code == 0
+    json.loads(out)
+    assert f"codex: nothing listened at 127.0.0.1:{port}" in err
+    assert "hyp daemon start" in err
+    assert state(hyp, "codex") == (0, "passing")
+    assert hyp(*command)[2].count("nothing listened") == 0
+    assert hyp("client", "detach", "codex")[0] == 0
+    end_listener(home)
+    hyp(*command)
+    assert not locks.is_locked(handover.fallback_lock_path(home)), "no client calls the address any more"
+
+
+@pytest.mark.hazard(111)
+def test_an_address_that_cannot_be_opened_again_is_reported(hyp: Hyp, home: Home, user: Path, port: int) -> None:
+    assert hyp("client", "attach", "codex")[0] == 0
+    end_listener(home)
+    shutil.rmtree(home.logs)
+    home.logs.touch()
+    code, out, err = hyp("client", "status", "codex", "--json")
+    assert (code, json.loads(out)["clients"][0]["state"]) == (1, "broken")
+    assert f"codex: nothing listens at 127.0.0.1:{port}" in err
+    assert "hyp client detach codex" in err
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_proxy_of_the_user_is_never_asked_whether_it_is_our_gateway(
+    hyp: Hyp, home: Home, user: Path, port: int, attached: bool
+) -> None:
+    if attached:
+        assert hyp("client", "attach", "claude")[0] == 0
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        url = f"http://127.0.0.1:{proxy.getsockname()[1]}/claude"
+        (user / ".claude/settings.json").write_text(json.dumps({"env": {"ANTHROPIC_BASE_URL": url}}))
+        assert state(hyp) == ((1, "changed") if attached else (0, "detached"))
+        hyp("status")
+        proxy.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
 
 
 def test_broken_settings_of_one_client_do_not_affect_the_others(hyp: Hyp, home: Home, user: Path, port: int) -> None:
@@ -168,7 +229,7 @@ def test_all_clients_are_attached_after_a_dry_run_that_changes_nothing(
 ) -> None:
     code, out, _ = hyp("client", "attach", "--dry-run")
     assert code == 0
-    assert f'+base_url = "http://127.0.0.1:{port}/codex/v1"' in out
+    assert f'+openai_base_url = "http://127.0.0.1:{port}/codex/v1"' in out
     assert f"http://127.0.0.1:{port}/claude" in out
     assert (user / ".claude/settings.json").read_text() == TEXT
     assert sorted(path.name for path in home.root.iterdir()) == ["config.toml"]

@@ -148,3 +148,123 @@ def test_hidden_commands_are_not_suggested(hyp: Hyp) -> None:
     assert code == 2
     assert "Known: setup, status," in err
     assert "hook" not in err
+
+
+def test_get_prints_a_default_a_set_value_and_a_table(hyp: Hyp, home: Home) -> None:
+    assert hyp("config", "get", "flush.interval") == (0, "2m\n", "")
+    assert not home.root.exists()
+    hyp("config", "set", "flush.interval", "5m")
+
+    assert hyp("config", "get", "flush.interval") == (0, "5m\n", "")
+    assert json.loads(hyp("config", "get", "flush.max_rows", "--json")[1]) == {"key": "flush.max_rows", "value": 100000}
+    assert json.loads(hyp("config", "get", "flush")[1])["interval"] == "5m"
+
+
+def test_get_of_an_unknown_key_names_the_nearest(hyp: Hyp) -> None:
+    code, out, err = hyp("config", "get", "flush.intervall")
+
+    assert (code, out) == (1, "")
+    assert err == "error: unknown key flush.intervall. Did you mean interval?\n"
+    assert "unknown key flush.interval.x" in hyp("config", "get", "flush.interval.x")[2]
+
+
+def test_unset_restores_the_default_and_keeps_the_rest_of_the_file(hyp: Hyp, home: Home) -> None:
+    home.root.mkdir()
+    home.config.write_text('# mine\nversion = 1\n[flush]\ninterval = "5m" # often\nmax_rows = 7\n')
+
+    changed = json.loads(hyp("config", "unset", "flush.interval", "--json")[1])
+
+    assert changed == {"path": str(home.config), "key": "flush.interval", "before": "5m", "after": "2m"}
+    assert home.config.read_text() == "# mine\nversion = 1\n[flush]\nmax_rows = 7\n"
+
+
+def test_unset_removes_a_whole_sink(hyp: Hyp, home: Home) -> None:
+    hyp("config", "set", "sinks.archive", '{ kind = "blob", destination = "s3://bucket/prefix" }')
+
+    assert hyp("config", "unset", "sinks.archive")[0] == 0
+    assert tomllib.loads(home.config.read_text()).get("sinks", {}) == {}
+
+
+@pytest.mark.parametrize("key", ["flush.interval", "flush.nonsense", "sinks.none"])
+def test_unset_of_a_key_that_is_not_set_changes_nothing(hyp: Hyp, home: Home, key: str) -> None:
+    assert hyp("config", "unset", key)[0] == 1
+    assert not home.root.exists()
+    hyp("config", "set", "flush.max_rows", "7")
+    before = home.config.read_bytes()
+
+    code, _, err = hyp("config", "unset", key)
+
+    assert code == 1
+    assert f"{key} is not set in {home.config}" in err
+    assert home.config.read_bytes() == before
+
+
+def test_unset_refuses_what_would_make_the_file_invalid(hyp: Hyp, home: Home) -> None:
+    hyp("config", "set", "sinks.archive", '{ kind = "blob", destination = "s3://bucket/prefix" }')
+    before = home.config.read_bytes()
+
+    code, _, err = hyp("config", "unset", "sinks.archive.kind")
+
+    assert code == 1
+    assert "sinks.archive" in err
+    assert home.config.read_bytes() == before
+
+
+def test_a_setting_that_gives_others_access_is_accepted_with_a_warning(hyp: Hyp) -> None:
+    sink = '{{ kind = "forward", url = "{}" }}'
+    for url in ("https://collector.example", "http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1"):
+        assert hyp("config", "set", "sinks.team", sink.format(url))[::2] == (0, "")
+
+    code, _, err = hyp("config", "set", "sinks.team", sink.format("http://collector.example:18522"))
+    assert code == 0
+    assert "the sink team sends rows and its token unencrypted to collector.example" in err
+    assert "hyp config set sinks.team.url https://collector.example:18522" in err
+    assert "unencrypted" in hyp("config", "validate")[2]
+    assert hyp("config", "set", "flush.interval", "5m")[2] == "", "only the changed setting is judged"
+
+    assert hyp("config", "set", "gateway.allowed_hosts", '["192.0.2.7"]')[::2] == (0, "")
+    code, _, err = hyp("config", "set", "gateway.listen", "0.0.0.0:18521")
+    assert code == 0
+    assert "other machines can call the gateway on 0.0.0.0:18521 as 192.0.2.7" in err
+
+    code, _, err = hyp("config", "set", "engine.master", "spark://cluster.example:7077")
+    assert code == 0
+    assert "engine.secret_file" in err
+    assert hyp("config", "set", "engine.secret_file", "/etc/spark-secret")[2] == ""
+
+
+def test_validate_names_the_key_that_allows_listening_beyond_loopback(hyp: Hyp, home: Home) -> None:
+    home.root.mkdir()
+    home.config.write_text('version = 1\n[gateway]\nlisten = "0.0.0.0:18521"\n')
+
+    code, _, err = hyp("config", "validate")
+
+    assert code == 1
+    assert "line 3: gateway.listen" in err
+    assert "gateway.allowed_hosts" in err
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('{ kind = "blob", destination = "/tmp/archive" }', '{ kind = "blob", destination = "file:///tmp/archive/" }'),
+        (
+            '{ kind = "forward", url = "https://team.example" }',
+            '{ kind = "forward", url = "https://TEAM.example:443/" }',
+        ),
+    ],
+)
+def test_two_sinks_with_one_destination_are_refused(hyp: Hyp, home: Home, one: str, other: str) -> None:
+    assert hyp("config", "set", "sinks.a", one)[0] == 0
+    before = home.config.read_text()
+
+    code, _, err = hyp("config", "set", "sinks.b", other)
+    assert code != 0
+    assert "the sinks a and b both deliver" in err
+    assert home.config.read_text() == before
+
+    options = "\n".join(part.strip() for part in other.strip("{ }").split(","))
+    home.config.write_text(f"{before}\n[sinks.b]\n{options}\n")
+    code, _, err = hyp("config", "validate")
+    assert code != 0
+    assert "each row would arrive twice" in err

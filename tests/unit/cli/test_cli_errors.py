@@ -336,3 +336,16 @@ def test_ctrl_c_exits_130(script: list[str]) -> None:
 def test_a_command_without_an_example_cannot_be_declared() -> None:
     with pytest.raises(TypeError, match="examples"):
         Command("silent")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["query sql SELECT\t1", "query overview"],
+    ids=["query", "overview"],
+)
+def test_a_command_that_reads_creates_no_home_at_a_mistyped_path(capfd: Capture, home: Home, command: str) -> None:
+    code = main([word.replace("\t", " ") for word in command.split(" ")])
+
+    assert code == 3
+    assert capfd.readouterr().err == f"error: no home at {home.root}\ntry: hyp setup\n"
+    assert not home.root.exists()

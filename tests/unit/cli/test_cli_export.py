@@ -33,6 +33,7 @@ from tests.support import light_home
 from tests.support.command import HYP
 from tests.support.delivery_home import DeliveryHome, key
 from tests.support.delivery_jobs import rounds_of
+from tests.support.foreign_rows import add_foreign_rows
 from tests.support.rows import rows
 
 Ran = tuple[int, str, str]
@@ -278,6 +279,22 @@ def test_the_status_has_every_documented_key_of_a_stream(hyp: Hyp, standing: Del
     assert (
         datetime.fromisoformat(stream["updated_at"]) <= datetime.now(UTC) < datetime.fromisoformat(stream["next_round"])
     )
+
+
+@pytest.mark.hazard(100)
+def test_rows_without_a_sequence_are_not_called_delivered(hyp: Hyp, standing: DeliveryHome) -> None:
+    light_home.append(standing.home, rows(3))
+    light_home.flush(standing.home)
+    add_foreign_rows(standing.home, 2)
+    warning = "2 rows of ai_gateway_messages that another program added without a sequence are not delivered"
+    code, _, err = hyp("export")
+    assert code == 0
+    assert warning in err
+    assert "hyp verify --repair" in err
+    code, _, err = hyp("export", "status")
+    assert (code, warning in err) == (0, True)
+    (stream,) = as_json(hyp("export", "status", "--json"))["streams"]
+    assert (stream["lag_rows"], stream["rows_without_sequence"]) == (0, 2)
 
 
 def test_the_status_shows_each_problem_and_its_repair(hyp: Hyp, standing: DeliveryHome, tmp_path: Path) -> None:

@@ -62,6 +62,20 @@ def test_a_table_without_a_terminal_is_never_truncated(capfd: Capture) -> None:
     assert first.index("5  ") == second.index("12345") + 4
 
 
+def test_a_table_on_a_terminal_splits_neither_words_nor_numbers() -> None:
+    session, reason = "b4523ce0-57e2-4c33-a3cf-97f41b6e597e", "the destination refused the rows again and again"
+    columns, row = ["session", "rows", "reason"], (session, 123_456_789, reason)
+
+    table = output.format_table(columns, [row], 80)
+    assert all(len(line) <= 80 for line in table.splitlines())
+    assert {session, "123456789", *reason.split()} <= set(table.split())
+    assert len(table.splitlines()) > 3, "the reason takes several lines"
+
+    blocks = output.format_table([*columns, "sink"], [(*row, "x" * 30), (*row, None)], 80)
+    assert blocks.splitlines()[1:5] == ["rows     123456789", f"reason   {reason}", f"sink     {'x' * 30}", ""]
+    assert output.format_table(columns, [row], None).splitlines()[2].split(maxsplit=2) == [session, "123456789", reason]
+
+
 def test_a_table_without_rows_still_shows_its_columns(capfd: Capture) -> None:
     output.emit_table(["name", "rows"], [])
 

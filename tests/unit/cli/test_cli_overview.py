@@ -151,6 +151,8 @@ def test_large_numbers_are_abbreviated(number: int, shown: str) -> None:
 
 
 def test_an_empty_home_is_reported_with_the_next_command(hyp: Run, home: Home) -> None:
+    home.root.mkdir()
+
     code, out, _ = hyp("query", "overview")
 
     assert code == 0
@@ -159,14 +161,18 @@ def test_an_empty_home_is_reported_with_the_next_command(hyp: Run, home: Home) -
     assert not home.engine.exists()
 
 
-def test_an_empty_window_is_reported(hyp: Run) -> None:
+def test_an_empty_window_is_reported(hyp: Run, home: Home) -> None:
+    home.root.mkdir()
+
     code, out, _ = hyp("query", "overview", "--days", "7")
 
     assert code == 0
     assert out.startswith("Nothing is recorded since 2")
 
 
-def test_an_empty_home_as_json_is_one_empty_document(hyp: Run) -> None:
+def test_an_empty_home_as_json_is_one_empty_document(hyp: Run, home: Home) -> None:
+    home.root.mkdir()
+
     code, out, _ = hyp("query", "overview", "--json")
 
     assert code == 0

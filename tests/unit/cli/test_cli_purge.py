@@ -48,11 +48,27 @@ def test_without_a_terminal_purge_needs_yes(hyp: Hyp, home: Home) -> None:
     assert not home.tombstones.exists()
 
 
+def test_a_prefix_of_a_session_id_is_enough_if_it_is_unique(hyp: Hyp, home: Home) -> None:
+    append(home, [*rows(2, session_id="abc-1"), *rows(1, 2, session_id="abd-2")])
+    counted = json.loads(hyp("purge", "--session", "abc", "--dry-run", "--json")[1])
+    assert counted["spool"]["rows"] == 2
+    code, out, _ = hyp("purge", "--session", "ab", "--dry-run", "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (1, "ambiguous_session")
+    assert "abc-1, abd-2" in json.loads(out)["error"]["message"]
+
+
+def test_a_session_that_nobody_knows_is_refused_and_no_tombstone_is_written(hyp: Hyp, home: Home) -> None:
+    append(home, rows(1))
+    code, out, _ = hyp("purge", "--session", "never-seen", "--yes", "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (1, "unknown_session")
+    assert not home.tombstones.exists()
+
+
 def test_purge_without_a_home_finds_nothing(hyp: Hyp, home: Home) -> None:
     code, out, _ = hyp("purge", "--source", "claude", "--yes", "--json")
     result = json.loads(out)
     assert (code, result["dry_run"], result["datasets"], result["remaining"]) == (0, False, [], [])
-    code, out, err = hyp("purge", "--session", "session-1", "--yes")
+    code, out, err = hyp("purge", "--session", "session-1", "--unknown", "--yes")
     assert (code, out) == (0, "no matching rows\n")
     assert "nothing is recorded" in err
     assert "will not restore them" not in err, "there is no tombstone that would keep them out"
@@ -126,7 +142,7 @@ def test_remaining_files_are_reported_with_the_repair(hyp: Hyp, home: Home, monk
         "looked_for": {"rows": 3, "ids": 3},
     }
     monkeypatch.setattr("hypaware.cli.purge.run_job", lambda name, args: report)
-    code, out, err = hyp("purge", "--session", "s 1", "--yes")
+    code, out, err = hyp("purge", "--session", "s 1", "--unknown", "--yes")
     assert code == 1
     assert "1 data files rewritten, 0 deleted, 9 examined" in out
     for result in (
@@ -137,6 +153,6 @@ def test_remaining_files_are_reported_with_the_repair(hyp: Hyp, home: Home, monk
         "hyp purge --session 's 1'",
     ):
         assert result in err
-    code, out, _ = hyp("purge", "--session", "s 1", "--yes", "--json")
+    code, out, _ = hyp("purge", "--session", "s 1", "--unknown", "--yes", "--json")
     result = json.loads(out)
     assert (code, result["error"]["kind"], result["remaining"]) == (1, "purge_incomplete", report["remaining"])

@@ -11,6 +11,8 @@ import pytest
 
 from hypaware.clients import session_hook
 from hypaware.home import Home
+from tests.support.light_home import append, flush
+from tests.support.rows import rows
 
 Hyp = Callable[..., tuple[int, str, str]]
 ID = "0dc91b82-3238-4907-98f3-ae0d1d845b97"
@@ -20,7 +22,7 @@ def test_a_session_is_ignored_and_unignored(hyp: Hyp, home: Home) -> None:
     assert hyp("session", "status")[:2] == (0, "no session is excluded\n")
     assert json.loads(hyp("session", "status", "--json")[1]) == {"sessions": [], "here": [], "folders_gone": []}
     assert not home.root.exists()
-    code, out, err = hyp("session", "ignore", ID)
+    code, out, err = hyp("session", "ignore", ID, "--unknown")
     assert (code, out) == (0, f"session {ID} is excluded from recording\n")
     assert f"hyp purge --session {ID}" in err
     again = json.loads(hyp("session", "ignore", ID, "--json")[1])
@@ -30,8 +32,30 @@ def test_a_session_is_ignored_and_unignored(hyp: Hyp, home: Home) -> None:
     assert ID in hyp("session", "status")[1]
     assert json.loads(hyp("session", "unignore", ID, "--json")[1])["changed"] is True
     assert (
-        hyp("session", "unignore", ID)[1] == f"session {ID} is already recorded, subject to the rules of its folder\n"
+        hyp("session", "unignore", ID, "--unknown")[1]
+        == f"session {ID} is already recorded, subject to the rules of its folder\n"
     )
+
+
+def test_an_id_that_nobody_knows_is_refused_and_nothing_is_written(hyp: Hyp, home: Home) -> None:
+    code, out, _ = hyp("session", "ignore", ID, "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (1, "unknown_session")
+    assert not home.root.exists()
+
+
+def test_a_prefix_finds_sessions_of_the_lake_the_spool_and_the_transcripts(
+    hyp: Hyp, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(home, rows(1, session_id="11111111-in-the-lake"))
+    flush(home)
+    append(home, rows(1, 1, session_id="22222222-in-the-spool"))
+    transcript = tmp_path / "claude" / "projects" / "p" / f"{ID}.jsonl"
+    transcript.parent.mkdir(parents=True)
+    transcript.write_text("{}\n")
+    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(tmp_path / "claude"))
+    for given, found in (("111", "11111111-in-the-lake"), ("222", "22222222-in-the-spool"), (ID[:8], ID)):
+        assert json.loads(hyp("session", "ignore", given, "--json")[1])["session_id"] == found
+    assert "Did you mean 11111111-in-the-lake?" in hyp("session", "ignore", "11111111-in-a-lake")[2]
 
 
 def test_status_shows_the_privacy_class_and_the_deciding_rule(hyp: Hyp, home: Home, tmp_path: Path) -> None:
@@ -58,7 +82,10 @@ def test_without_an_id_the_session_of_the_current_folder_is_used(
     assert not home.root.exists()
     home.root.mkdir()
     session_hook.record_context(home, "claude", {"session_id": "elsewhere", "cwd": str(tmp_path / "other")})
-    session_hook.record_context(home, "claude", {"session_id": ID, "cwd": str(tmp_path / "work")})
+    # The daemon has not read the hook's latest note yet.
+    session_hook.notes_path(home, "claude").write_text(
+        json.dumps({"session_id": ID, "cwd": str(tmp_path / "work")}) + "\n"
+    )
     assert hyp("session", "ignore")[1] == f"session {ID} is excluded from recording\n"
     (here,) = json.loads(hyp("session", "status", "--json")[1])["here"]
     assert (here["session_id"], here["class"], here["why"]) == (ID, "ignore", "hyp session ignore")

@@ -144,7 +144,7 @@ def test_ctrl_c_during_loading_cancels_the_command(args: tuple[str, ...]) -> Non
     ("closed", "args", "code"),
     [
         ("<&-", "setup --json", 2),
-        ("<&-", "purge --session x --json", 2),
+        ("<&-", "purge --session x --unknown --json", 2),
         ("<&-", "ingest ai_gateway_messages --json", 0),
         (">&-", "config path --json", 0),
         ("2>&-", "config set nosuch 1", 1),

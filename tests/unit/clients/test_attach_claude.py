@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from hypaware.clients import attach, settings_file
 from hypaware.clients.attach import AttachRecord
-from hypaware.clients.claude.attach import EVENTS, VARIABLE, ClaudeSettings
+from hypaware.clients.claude.attach import ASSUME_FIRST_PARTY, EVENTS, VARIABLE, ClaudeSettings, hook_command
 from hypaware.clients.settings_file import SettingsRefused
 from hypaware.home import Home
 from tests.support.strategies import json_values
@@ -77,9 +76,10 @@ def test_attach_adds_only_our_settings_and_detach_restores_the_same_bytes(text: 
     assert settings_file.undo_splices(new, edit.splices) == text
     for event in EVENTS:
         assert after["hooks"][event][:-1] == before.get("hooks", {}).get(event, [])
-        assert after["hooks"][event][-1]["hooks"][0]["command"].endswith(" hook claude 2>/dev/null || :")
+        assert after["hooks"][event][-1]["hooks"][0]["command"].endswith("|| :")
         del after["hooks"][event]
         before.get("hooks", {}).pop(event, None)
+    assert after["env"].pop(ASSUME_FIRST_PARTY, None) == (None if edit.upstream else "1")
     for each in (before, after):
         each.get("env", {}).pop(VARIABLE, None)
         for name in ("env", "hooks"):
@@ -98,8 +98,11 @@ def test_detach_changes_nothing_in_a_file_that_was_never_attached(text: str) -> 
 @examples(max_examples=60)
 @given(files())
 def test_a_second_attach_changes_nothing(text: str) -> None:
-    new, _ = edited(text)
-    assert edited(new)[1].splices == ()
+    new, edit = edited(text)
+    # The text alone does not say that the upstream is a proxy of the user; the attach record does.
+    settings = json.loads(new.removeprefix("\ufeff"))
+    settings["env"].setdefault(ASSUME_FIRST_PARTY, "1")
+    assert edited(json.dumps(settings) if edit.upstream else new)[1].splices == ()
 
 
 @examples(max_examples=60)
@@ -119,6 +122,7 @@ def test_detach_keeps_edits_of_the_user_and_removes_all_our_settings(
     assert json.loads(detached) == original
     assert "hook claude" not in detached or "hook claude" in text
     assert OURS not in detached
+    assert ASSUME_FIRST_PARTY not in detached
 
 
 @examples(max_examples=60)
@@ -135,12 +139,14 @@ def test_a_new_member_follows_the_formatting_of_the_file() -> None:
     new, _ = edited('{\n    "model": "opus",\n    "env": {\n        "A": "1"\n    }\n}\n')
     assert new.startswith(
         '{\n    "model": "opus",\n    "env": {\n        "A": "1",\n'
-        f'        "{VARIABLE}": "{OURS}"\n    }},\n    "hooks": {{\n        "SessionStart": [\n            {{\n'
+        f'        "{VARIABLE}": "{OURS}",\n        "{ASSUME_FIRST_PARTY}": "1"\n    }},\n'
+        '    "hooks": {\n        "UserPromptSubmit": [\n            {\n'
     )
     assert json.loads(new)["hooks"]["PostToolUse"][0]["matcher"] == "Bash"
     one_line, _ = edited('{"env": {"A": "1"}}')
     assert "\n" not in one_line
-    assert one_line.startswith(f'{{"env": {{"A": "1", "{VARIABLE}": "{OURS}"}}, "hooks": ')
+    ours = f'"{VARIABLE}": "{OURS}", "{ASSUME_FIRST_PARTY}": "1"'
+    assert one_line.startswith(f'{{"env": {{"A": "1", {ours}}}, "hooks": ')
 
 
 def test_hooks_that_were_moved_to_another_group_are_removed() -> None:
@@ -164,6 +170,60 @@ def test_a_proxy_of_the_user_becomes_the_upstream_and_is_restored() -> None:
     assert from_environment.upstream == attach.PreviousUpstream("/claude", "https://proxy.example")
     _, ours = edited("{}", {**NO_ENVIRONMENT, VARIABLE: "http://localhost:18521/claude"})
     assert ours.upstream is None
+
+
+@pytest.mark.hazard(111)
+@pytest.mark.parametrize(
+    ("settings", "environment", "expected"),
+    [
+        ({}, {}, "1"),
+        ({"env": {VARIABLE: "https://api.anthropic.com"}}, {}, "1"),
+        ({"env": {VARIABLE: "https://proxy.example"}}, {}, None),
+        ({}, {VARIABLE: "https://proxy.example"}, None),
+        ({"env": {ASSUME_FIRST_PARTY: "0"}}, {}, "0"),
+        ({"env": {ASSUME_FIRST_PARTY: "1"}}, {}, "1"),
+    ],
+)
+def test_the_client_sends_the_requests_of_its_own_provider_if_that_is_the_upstream(
+    settings: dict[str, Any], environment: dict[str, str], expected: str | None
+) -> None:
+    """Behind an unknown base URL it declares all MCP tools. A value of the user stays, after detach too."""
+    text = json.dumps(settings)
+    new, edit = edited(text, {**NO_ENVIRONMENT, **environment})
+    assert json.loads(new)["env"].get(ASSUME_FIRST_PARTY) == expected
+    assert json.loads(CLAUDE.detach(json.dumps(json.loads(new)), record_of(edit))) == settings
+
+
+@pytest.mark.hazard(111)
+@pytest.mark.parametrize(
+    ("settings", "environment", "name", "expected"),
+    [
+        ({}, {}, "NO_PROXY", None),
+        ({}, {"HTTPS_PROXY": "http://p"}, "NO_PROXY", "127.0.0.1"),
+        ({}, {"https_proxy": "http://p", "no_proxy": "a.example,.b"}, "no_proxy", "a.example,.b,127.0.0.1"),
+        ({"env": {"HTTP_PROXY": "http://p", "NO_PROXY": "c"}}, {"NO_PROXY": "d"}, "NO_PROXY", "c,127.0.0.1"),
+        ({}, {"HTTPS_PROXY": "http://p", "NO_PROXY": "a, 127.0.0.1"}, "NO_PROXY", None),
+        ({}, {"HTTPS_PROXY": "http://p", "NO_PROXY": "*"}, "NO_PROXY", None),
+    ],
+)
+def test_a_configured_proxy_does_not_get_the_requests_to_the_gateway(
+    settings: dict[str, Any], environment: dict[str, str], name: str, expected: str | None
+) -> None:
+    text = json.dumps(settings)
+    new, edit = edited(text, {**NO_ENVIRONMENT, **environment})
+    assert json.loads(new)["env"].get(name) == (expected or settings.get("env", {}).get(name))
+    assert json.loads(CLAUDE.detach(json.dumps(json.loads(new)), record_of(edit))) == settings
+    assert settings_file.undo_splices(new, edit.splices) == text
+
+
+@pytest.mark.hazard(111)
+def test_a_proxy_that_the_user_sets_later_is_not_taken_for_anthropic_after_detach() -> None:
+    new, edit = edited("{}")
+    theirs = json.loads(new)
+    theirs["env"][VARIABLE] = "https://theirs.example"
+    assert json.loads(CLAUDE.detach(json.dumps(theirs), record_of(edit))) == {
+        "env": {VARIABLE: "https://theirs.example"}
+    }
 
 
 def test_without_a_record_detach_removes_what_can_only_be_ours() -> None:
@@ -202,6 +262,21 @@ def test_attach_warns_about_requests_that_bypass_the_gateway() -> None:
 
 def test_the_hook_names_a_home_other_than_the_default(home: Home) -> None:
     new, _ = edited("{}", {**NO_ENVIRONMENT, "HYP_HOME": "/home/dev/a b"})
-    command = json.loads(new)["hooks"]["SessionStart"][0]["hooks"][0]["command"]
-    assert command.startswith("HYP_HOME='/home/dev/a b' ")
-    assert Path(command.split()[2]).name == "hyp" or "hyp" in command
+    command = json.loads(new)["hooks"]["UserPromptSubmit"][0]["hooks"][0]["command"]
+    assert command.startswith("{ h='/home/dev/a b'; ")
+    assert "/hyp hook claude" in command
+
+
+@pytest.mark.hazard(111)
+def test_the_next_attach_replaces_the_hooks_of_an_earlier_version() -> None:
+    """They ran a program at the start of each session, for each prompt and each Bash call, and the client waited."""
+    earlier = {"type": "command", "command": "HYP_HOME='/home/dev/a b' /opt/bin/hyp hook claude 2>/dev/null || :"}
+    groups = {event: [{"hooks": [earlier]}] for event in ("SessionStart", *EVENTS)}
+    theirs = {"hooks": [{"type": "command", "command": "their own"}]}
+    text = json.dumps({"hooks": {**groups, "SessionStart": [theirs, *groups["SessionStart"]]}})
+    new, _ = edited(CLAUDE.detach(text, None))
+    hooks = json.loads(new)["hooks"]
+    assert hooks.pop("SessionStart") == [theirs]
+    assert {event: [hook["command"] for group in hooks[event] for hook in group["hooks"]] for event in hooks} == {
+        event: [hook_command(NO_ENVIRONMENT)] for event in EVENTS
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from hypaware.clients import attach, settings_file
-from hypaware.clients.claude.attach import ClaudeSettings
+from hypaware.clients.claude.attach import ASSUME_FIRST_PARTY, ClaudeSettings
 from hypaware.clients.codex.attach import CodexSettings
 from hypaware.clients.settings_file import SettingsRefused
 from hypaware.errors import Retryable
@@ -119,6 +120,31 @@ def test_attach_follows_a_new_port_and_detach_still_restores(
     assert json.loads(file.read_text())["env"]["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:20000/claude"
     attach.detach_client(home, CLAUDE, environment)
     assert file.read_text() == TEXT
+
+
+@pytest.mark.hazard(111)
+@pytest.mark.parametrize("own", [None, "https://proxy.example"])
+def test_a_settings_file_of_an_earlier_version_is_completed(
+    home: Home, environment: dict[str, str], file: Path, own: str | None
+) -> None:
+    """Earlier versions did not say that the upstream is Anthropic itself."""
+    if own:
+        file.write_text(json.dumps({"env": {"ANTHROPIC_BASE_URL": own}}))
+    original = file.read_text()
+    attach.attach_client(home, CLAUDE, GATEWAY, environment)
+    record = attach.read_record(home, "claude")
+    assert record is not None
+    settings = json.loads(file.read_text())
+    complete = dict(settings["env"])
+    settings["env"].pop(ASSUME_FIRST_PARTY, None)
+    file.write_text(json.dumps(settings))
+    ours = {name: value for name, value in record.ours.items() if name != "variables"}
+    attach.write_record(home, replace(record, ours=ours, written_sha256=settings_file.hash_text(file.read_text())))
+    assert attach.attach_client(home, CLAUDE, GATEWAY, environment).upstream == own
+    assert json.loads(file.read_text())["env"] == complete
+    assert (ASSUME_FIRST_PARTY in complete) == (own is None)
+    attach.detach_client(home, CLAUDE, environment)
+    assert json.loads(file.read_text()) == json.loads(original)
 
 
 @pytest.mark.hazard(63)
@@ -304,3 +330,13 @@ def test_a_pipe_in_place_of_the_file_does_not_block(home: Home, environment: dic
     os.mkfifo(file)
     with pytest.raises(SettingsRefused, match="cannot read"):
         attach.attach_client(home, CLAUDE, GATEWAY, environment)
+
+
+def test_a_base_url_with_a_password_is_not_attached(home: Home, environment: dict[str, str], file: Path) -> None:
+    file.write_text('{"env": {"ANTHROPIC_BASE_URL": "https://me:hunter2@proxy.example"}}\n')
+    before = file.read_bytes()
+    with pytest.raises(SettingsRefused, match="a user name or a password") as refused:
+        attach.attach_client(home, CLAUDE, GATEWAY, environment)
+    assert "hunter2" not in refused.value.message
+    assert file.read_bytes() == before
+    assert attach.read_record(home, "claude") is None

@@ -419,3 +419,62 @@ def test_session_context_records_that_change_are_read_again(tmp_path: Path, home
 def test_session_context_records_are_in_the_default_home_without_hyp_home(tmp_path: Path, home: Path) -> None:
     home.rename(tmp_path / ".hyp")
     assert SESSION in read_session_records({"HOME": str(tmp_path)})
+
+
+def queued(uuid: str, prompt: Any, parent: str, second: float, **more: Any) -> dict[str, Any]:
+    """Return the line that Claude Code writes when it reads a prompt that was typed while it worked."""
+    attachment = {"type": "queued_command", "prompt": prompt, "source_uuid": f"{uuid}-s", "commandMode": "prompt"}
+    rendered = [{"content": f"<system-reminder>\nThe user sent a new message: {prompt}\n</system-reminder>"}]
+    more = {"attachment": attachment | more.pop("attachment", {}), **more}
+    return line("attachment", uuid, parent, second, rendered=rendered, renderedRole="system", **more)
+
+
+@pytest.mark.hazard(104)
+def test_a_prompt_typed_while_the_agent_works_is_a_users_row(tmp_path: Path) -> None:
+    transcript = [
+        user("u1", "Run it"),
+        says("a1", calls("c1"), "u1", 1),
+        user("r1", answers("c1"), "a1", 5),
+        line("attachment", "x1", "r1", 5, attachment={"type": "date", "date": "2026-11-15"}),
+        queued("q1", "Also count to three.", "x1", 3),
+        says("a2", "One, two, three.", "q1", 6, api="msg_2"),
+    ]
+    made = {each["message_id"]: each for each in rows(tmp_path, *transcript)}
+    assert made.keys() == {"u1", "a1", "r1", "q1", "a2"}
+    prompt = made["q1"]
+    assert (prompt["role"], prompt["part_type"], prompt["content_text"]) == ("user", "text", "Also count to three.")
+    assert (prompt["provider_type"], prompt["attachment_type"]) == ("attachment", "queued_command")
+    assert prompt["message_created_at"] == "2026-11-15T08:00:03.000000Z"
+    assert (prompt["previous_message_id"], made["a2"]["previous_message_id"]) == (["r1"], ["q1"])
+
+
+@pytest.mark.hazard(104)
+def test_a_queued_prompt_may_hold_an_image(tmp_path: Path) -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+    made = rows(tmp_path, user("u1", "Run it"), queued("q1", [{"type": "text", "text": "Like this:"}, image], "u1", 1))
+    assert [(each["message_id"], each["part_type"]) for each in made[1:]] == [("q1", "text"), ("q1", "image")]
+
+
+@pytest.mark.hazard(104)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_queued_prompt_that_is_also_an_ordinary_line_is_one_row(tmp_path: Path, is_first: bool) -> None:
+    both = [queued("q1", "Also this.", "u1", 2), user("q1-s", "Also this.", "u1", 3)]
+    made = rows(tmp_path, user("u1", "Run it"), *(both if is_first else reversed(both)))
+    assert [each["content_text"] for each in made] == ["Run it", "Also this."]
+
+
+@pytest.mark.parametrize(
+    "attachment",
+    [
+        {"commandMode": "task-notification"},
+        {"origin": {"kind": "auto-continuation"}},
+        {"isMeta": True},
+        {"carriedByCompaction": True},
+        {"prompt": ""},
+        {"prompt": None},
+        {"prompt": 7},
+    ],
+)
+def test_a_queued_command_that_nobody_typed_is_no_row(tmp_path: Path, attachment: dict[str, Any]) -> None:
+    made = rows(tmp_path, user("u1", "Run it"), queued("q1", "A task ended.", "u1", 1, attachment=attachment))
+    assert [each["message_id"] for each in made] == ["u1"]

@@ -243,6 +243,10 @@ def test_an_unknown_key_without_a_similar_one_lists_the_known_keys(write: Write)
         ('[sinks.a]\nurl = "https://a.example"\n', "sinks.a has no kind"),
         ('[sinks.a]\nkind = "forwrd"\n', "unknown kind of sink 'forwrd'. Did you mean forward?"),
         (
+            '[sinks.a]\nkind = "blob"\ndestination = "backup"\n',
+            'line 3: sinks.a.destination is "backup" (a relative path has no fixed place; write it in full)',
+        ),
+        (
             '[sinks.a]\nkind = "blob"\ndestination = "/a"\nencoder = "parquat"\n',
             "sinks.a.encoder: unknown encoder 'parquat'. Did you mean parquet?",
         ),

@@ -15,7 +15,7 @@ from tests.support import light_home
 from tests.support.daemon_home import DaemonHome, count_delivered, last_status
 from tests.support.delivery_home import key, write_config
 from tests.support.delivery_jobs import rounds_of
-from tests.support.processes import eventually, kill
+from tests.support.processes import eventually, kill, open_umask, read_umask
 from tests.support.rows import rows
 
 
@@ -49,6 +49,11 @@ def test_rows_are_committed_and_delivered_automatically(daemon: DaemonHome, tmp_
         assert running.stop() == "\n", "the process imports neither Spark nor Arrow"
     assert daemon_process.read_daemon_status(daemon.home) == {}
     assert rounds_of(daemon.home)[0]["sinks"] == ["archive"]
+
+
+def test_files_of_a_daemon_are_private_whatever_the_umask_of_its_shell(daemon: DaemonHome) -> None:
+    with open_umask(), daemon.running() as running:
+        assert read_umask(running.process.pid) == 0o077
 
 
 @pytest.mark.hazard(91)
@@ -179,3 +184,16 @@ def test_sink_with_a_changed_destination_is_held_and_the_repair_is_logged(daemon
         assert "hyp export adopt archive" in running.log
         running.stop()
     assert not (tmp_path / "elsewhere").exists() or count_delivered(tmp_path / "elsewhere") == 0
+
+
+def test_a_daemon_that_is_stopped_while_its_config_changes_ends(daemon: DaemonHome) -> None:
+    with daemon.running() as running:
+        eventually(lambda: daemon_process.read_daemon_status(daemon.home).get("sinks"))
+        # When it next looks, it finds both: the new config and the signal.
+        running.process.send_signal(signal.SIGSTOP)
+        write_config(daemon.home, daemon.home.config.read_text() + '[flush]\ninterval = "2m"\n')
+        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(signal.SIGCONT)
+        running.process.communicate(timeout=60)
+        assert running.process.returncode == 0
+        assert "the config was reloaded" in running.log

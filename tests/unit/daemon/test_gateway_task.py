@@ -6,17 +6,21 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hypaware.clients import attach as clients_attach
+from hypaware.clients import session_hook
 from hypaware.clients.attach import AttachRecord, PreviousUpstream
 from hypaware.gateway import handover
 from hypaware.home import Home, daemon_process, locks
+from hypaware.home.session_context import session_columns
 from hypaware.spool.reader import read_spooled_rows
 from tests.support.daemon_home import DaemonHome
 from tests.support.delivery_home import write_config
@@ -71,7 +75,7 @@ def ask(port: int, path: str = "/claude/v1/messages") -> bytes:
 def who(port: int) -> str:
     """Return what answers at the port."""
     with connect(port) as wire:
-        wire.send(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % handover.HEALTH_PATH.encode())
+        wire.send(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % handover.HEALTH_PATH.encode())
         head = wire.head()
         return str(json.loads(wire.body(head, b"GET"))["hypaware"])
 
@@ -98,6 +102,18 @@ def attach(home: Home, port: int, upstream: PreviousUpstream | None = None) -> N
 
 def recorded(home: Home) -> list[str]:
     return [str(row["path"]) for row in read_spooled_rows(home, "ai_gateway_exchanges")]
+
+
+def run_hook(home: Home, session_id: str, cwd: Path) -> None:
+    """Run the hook of an attached client."""
+    command = session_hook.build_hook_command("claude", "/nonexistent/hyp", str(home.root))
+    event = json.dumps({"session_id": session_id, "cwd": str(cwd), "prompt": "secret"}, separators=(",", ":"))
+    subprocess.run(["sh", "-c", command], input=event.encode(), check=True)
+
+
+def note_reader(home: Home) -> str:
+    path = home.run / "hook-notes"
+    return path.read_text().split()[0] if path.exists() else ""
 
 
 class Slow:
@@ -150,6 +166,42 @@ def test_exchange_is_recorded_and_counted(daemon: DaemonHome, stub: UpstreamStub
         connect(port)
 
 
+def test_notes_of_hooks_are_recorded_while_the_daemon_runs(
+    daemon: DaemonHome, stub: UpstreamStub, free_port: FreePort, tmp_path: Path
+) -> None:
+    declare(daemon, stub, free_port())
+    session_hook.notes_path(daemon.home, "claude").parent.mkdir(parents=True)
+    with daemon.running() as running:
+        eventually(lambda: note_reader(daemon.home) == str(running.process.pid))
+        run_hook(daemon.home, "s", tmp_path)
+        eventually(lambda: session_columns(daemon.home.root, "claude").get("s", {}).get("cwd") == str(tmp_path))
+        running.stop()
+    assert note_reader(daemon.home) == ""
+
+
+def test_a_note_counts_before_the_exchange_that_follows_it_is_recorded(
+    daemon: DaemonHome, stub: UpstreamStub, free_port: FreePort, tmp_path: Path
+) -> None:
+    port = free_port()
+    declare(daemon, stub, port)
+    session_hook.notes_path(daemon.home, "claude").parent.mkdir(parents=True)
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / ".hypignore").touch()
+    with daemon.running() as running:
+        eventually(lambda: gateway_status(daemon.home).get("state") == "listening")
+        eventually(lambda: note_reader(daemon.home))
+        for number in range(5):
+            # Between two looks of the daemon.
+            run_hook(daemon.home, f"s{number}", tmp_path / "private")
+            with connect(port) as wire:
+                wire.send(post("/claude/v1/messages", BODY, f"X-Claude-Code-Session-Id: s{number}"))
+                wire.answer()
+        eventually(lambda: gateway_status(daemon.home)["exchanges"] == 5)
+        assert gateway_status(daemon.home)["ignored"] == 5
+        running.stop()
+    assert recorded(daemon.home) == []
+
+
 @pytest.mark.hazard(63)
 @pytest.mark.usefixtures("quiet_end")
 def test_client_keeps_working_after_the_daemon_is_killed_and_the_next_daemon_takes_over(
@@ -192,6 +244,7 @@ def test_stop_finishes_and_records_open_responses_while_the_fallback_serves_new_
             assert wire.chunk() == anthropic_events()[0]
             running.process.send_signal(signal.SIGTERM)
             eventually(lambda: who(port) == "fallback")
+            assert "stopping_since" in daemon_process.read_daemon_status(daemon.home)
             slow.go_on.set()
             assert wire.body(head) == b"".join(anthropic_events()[1:])
         running.process.communicate(timeout=60)

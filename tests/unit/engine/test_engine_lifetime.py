@@ -27,7 +27,7 @@ from hypaware.engine.lake_owner import LakeOwner, start_spark
 from hypaware.engine.protocol import JobConnection, Message, hello_message
 from hypaware.engine.server import JobServer
 from hypaware.home import Home
-from hypaware.home.locks import is_locked, try_lock
+from hypaware.home.locks import is_locked, signal_holder, try_lock
 
 if TYPE_CHECKING:
     from tests.unit.engine.conftest import EngineOfTests, Eventually
@@ -388,6 +388,21 @@ def test_an_engine_that_never_exits_is_killed_by_stop(
             waiting.result()
 
 
+def test_stop_does_not_kill_a_process_that_reuses_the_pid_of_an_engine(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed engine leaves its pid in the lock file, and the next one has not written its own yet."""
+    monkeypatch.setattr(client, "STOP_SECONDS", 0.0)
+    sleeper = [sys.executable, "-c", "input()"]
+    with lock_held(home), subprocess.Popen(sleeper, stdin=subprocess.PIPE) as other:
+        home.engine_lock.write_text(f"{other.pid}\n")
+        with pytest.raises(errors.NotReady, match="another container") as refused:
+            client.stop_engine(home)
+        assert refused.value.kind == "engine_elsewhere"
+        other.communicate(b"\n", timeout=60)
+    assert other.returncode == 0
+
+
 def test_an_engine_whose_home_was_removed_exits(engine: EngineOfTests, eventually: Eventually) -> None:
     pid = engine.run("echo")["pid"]
     shutil.rmtree(engine.home.root)
@@ -412,16 +427,17 @@ def test_stop_does_not_stop_a_newer_engine(engine: EngineOfTests, monkeypatch: p
     killed: list[int] = []
     next_one: list[int] = []
 
-    def kill_and_go_on(pid: int, number: int) -> None:
-        kill(pid, number)
-        if number == signal.SIGKILL and not killed:
+    def kill_and_go_on(path: Path, pid: int, number: signal.Signals) -> bool:
+        done = signal_holder(path, pid, number)
+        if not killed:
             killed.append(pid)
             monkeypatch.setattr(launcher, "ANSWER_SECONDS", patience)
             next_one.append(engine.run("echo")["pid"])
+        return done
 
-    kill, patience = os.kill, launcher.ANSWER_SECONDS
-    monkeypatch.setattr(os, "kill", kill_and_go_on)
-    kill(first, signal.SIGSTOP)
+    patience = launcher.ANSWER_SECONDS
+    monkeypatch.setattr(client, "signal_holder", kill_and_go_on)
+    os.kill(first, signal.SIGSTOP)
     monkeypatch.setattr(launcher, "ANSWER_SECONDS", 0.05)
     assert client.stop_engine(engine.home) is True
     assert killed == [first]

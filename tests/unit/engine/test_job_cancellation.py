@@ -33,6 +33,17 @@ def test_ctrl_c_cancels_the_job_and_the_command_exits_130(
     assert Path(files["cancelled"]).exists(), "the command waited for the end of the job"
 
 
+def test_a_cancelled_job_can_report_what_it_did_before(
+    engine: EngineOfTests, files: dict[str, str], eventually: Eventually
+) -> None:
+    command = engine.command("wait", {**files, "kept": "cancelled; 7 rows are kept"})
+    eventually(Path(files["began"]).exists)
+    command.send_signal(signal.SIGINT)
+    out, _ = command.communicate()
+    assert command.returncode == 130
+    assert json.loads(out)["error"]["message"] == "cancelled; 7 rows are kept"
+
+
 def test_a_second_ctrl_c_does_not_wait_for_a_job_that_does_not_end(
     engine: EngineOfTests, files: dict[str, str], eventually: Eventually
 ) -> None:

@@ -78,7 +78,7 @@ def test_rows_of_an_earlier_incarnation_are_delivered_under_it() -> None:
 @pytest.mark.hazard(18)
 @pytest.mark.hazard(19)
 @pytest.mark.hazard(20)
-def test_the_id_of_a_chunk_depends_only_on_its_range() -> None:
+def test_the_id_of_a_chunk_depends_only_on_its_range_and_keys() -> None:
     """The id depends neither on the round nor on bytes or paths."""
     whole = _cut([3, 5, 8, 9], [4, 4, 4, 4], 2, 9, ChunkLimits(2, 99))
     rest = _cut([8, 9], [7, 7], 5, 9, ChunkLimits(2, 99))
@@ -93,6 +93,18 @@ def test_the_id_of_a_chunk_depends_only_on_its_range() -> None:
         for after, last in ((1, 2), (1, 3), (2, 3), (12, 3))
     }
     assert len(ids) == 2**5 * 4
+
+
+@pytest.mark.hazard(97)
+def test_other_rows_in_the_same_range_get_another_id() -> None:
+    """A home that was rolled back plans the same range with other rows; a plain server only knows ids."""
+    whole, other = (make_chunk(KEY, "gw-1", "life", 0, 4, keys) for keys in (("a", "b"), ("a", "c")))
+    assert whole.id != other.id
+    halves = [
+        [part.id for part in halve_chunk(KEY, "gw-1", PlannedChunk(chunk.id, "life", 0, 4, 2), [1, 2])]
+        for chunk in (whole, other)
+    ]
+    assert not set(halves[0]) & set(halves[1])
 
 
 @given(st.lists(st.integers(1, 60), min_size=2, max_size=12, unique=True).map(sorted))

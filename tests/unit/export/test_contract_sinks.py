@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,13 +14,53 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from hypaware.export.rollback import RollbackCheck
 from hypaware.export.sinks.blob import BLOB
 from hypaware.export.sinks.forward import FORWARD
 from hypaware.home import Home
+from hypaware.state.streams import Stream
 from hypaware.testing import contract
-from hypaware.testing.contract import SinkContract
+from hypaware.testing.contract import SINK, SinkContract
+from tests.support.light_home import DATASET, flush
+from tests.support.light_lake import read_lake
 from tests.support.plain_server import PlainServer
 from tests.support.receiver import Server, served, stored
+
+
+@pytest.fixture
+def mid_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The home is rolled back after its round has asked the destination."""
+
+    async def pass_by(self: RollbackCheck, stream: Stream) -> None:
+        return None
+
+    monkeypatch.setattr(RollbackCheck, "require_known_history", pass_by)
+
+
+def check_fresh_chunk(contract: SinkContract, tmp_path: Path) -> None:
+    """A fresh chunk whose range the destination has is never acknowledged."""
+    with contract.sink_home(tmp_path) as site:
+        site.commit(6, sources=("claude",))
+        site.deliver()
+        shutil.copytree(tmp_path / "home", tmp_path / "snapshot", symlinks=True)
+        site.commit(3, start=100, sources=("claude",))
+        site.deliver()
+        for path in site.home.root.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.copytree(tmp_path / "snapshot", site.home.root, symlinks=True, dirs_exist_ok=True)
+        site.lake.purge([f"message-{number}" for number in range(100, 103)])
+        site.commit(3, start=200, sources=("claude",))
+        (stream,) = site.deliver().streams
+        assert stream.error is not None
+        assert (stream.error["kind"], stream.rows) == ("home_rolled_back", 0)
+        (stream,) = site.deliver().streams
+        if contract.drops_known_rows:
+            assert {f"message-{number}" for number in range(200, 203)} < set(
+                contract.arrived(tmp_path, site.config.sinks[SINK].options)
+            )
+        else:
+            assert stream.held
+
 
 _FEW_POINTS = ("export.ship.before-send", "export.plan.after-mirror", "export.ship.after-answer")
 
@@ -27,6 +68,7 @@ _FEW_POINTS = ("export.ship.before-send", "export.plan.after-mirror", "export.sh
 class TestPlainServer(SinkContract):
     kind = FORWARD
     can_be_queried = False
+    keeps_ids = True
     servers: dict[str, PlainServer]
 
     @pytest.fixture(autouse=True)
@@ -45,6 +87,10 @@ class TestPlainServer(SinkContract):
     def arrived(self, tmp_path: Path, options: Mapping[str, Any]) -> list[str]:
         (server,) = (each for each in self.servers.values() if each.url == options["url"])
         return [row["message_id"] for row in server.rows()]
+
+    @pytest.mark.hazard(106)
+    def test_a_kill_while_a_refused_chunk_is_split_loses_no_row(self, tmp_path: Path) -> None:
+        super().test_a_kill_while_a_refused_chunk_is_split_loses_no_row(tmp_path)
 
     def _server(self, name: str) -> Mapping[str, Any]:
         if name not in self.servers:
@@ -72,6 +118,15 @@ class TestFolderOfParquet(SinkContract):
                 found += self.messages(root / each["key"])
         return found
 
+    @pytest.mark.hazard(97)
+    @pytest.mark.usefixtures("mid_round")
+    def test_a_fresh_chunk_that_the_destination_has_is_a_contradiction(self, tmp_path: Path) -> None:
+        check_fresh_chunk(self, tmp_path)
+
+    @pytest.mark.hazard(97)
+    def test_a_home_rolled_back_in_place_loses_no_row(self, tmp_path: Path) -> None:
+        super().test_a_home_rolled_back_in_place_loses_no_row(tmp_path)
+
     def messages(self, path: Path) -> list[str]:
         found: list[str] = pq.read_table(path, columns=["message_id"]).column(0).to_pylist()
         return found
@@ -94,6 +149,7 @@ class TestOurServer(SinkContract):
     """Rows are counted in the server's spool, which only a registered batch enters."""
 
     kind = FORWARD
+    drops_known_rows = True
     servers: dict[str, Server]
 
     @pytest.fixture(autouse=True)
@@ -111,6 +167,20 @@ class TestOurServer(SinkContract):
     def arrived(self, tmp_path: Path, options: Mapping[str, Any]) -> list[str]:
         (home,) = (Home(Path(path)) for path, server in self.servers.items() if server.url == options["url"])
         return stored(home)
+
+    def arrived_once(self, tmp_path: Path, options: Mapping[str, Any]) -> list[str]:
+        (home,) = (Home(Path(path)) for path, server in self.servers.items() if server.url == options["url"])
+        flush(home)
+        return [row["message_id"] for row in read_lake(home, DATASET)]
+
+    @pytest.mark.hazard(97)
+    @pytest.mark.usefixtures("mid_round")
+    def test_a_fresh_chunk_that_the_destination_has_is_a_contradiction(self, tmp_path: Path) -> None:
+        check_fresh_chunk(self, tmp_path)
+
+    @pytest.mark.hazard(97)
+    def test_a_home_rolled_back_in_place_loses_no_row(self, tmp_path: Path) -> None:
+        super().test_a_home_rolled_back_in_place_loses_no_row(tmp_path)
 
     def _server(self, path: Path) -> Mapping[str, Any]:
         if str(path) not in self.servers:

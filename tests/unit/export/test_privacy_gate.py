@@ -15,8 +15,9 @@ from hypaware.export.rows import PrivacyGate, exportable_mask, redact_table
 from hypaware.home import Home
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 from hypaware.privacy.policy import PrivacyPolicy
-from hypaware.privacy.redact import redact_row, redact_text, text_redactors
-from hypaware.privacy.secret_scanner import SECRET_HINT
+from hypaware.privacy.redact import text_redactors
+from hypaware.privacy.secret_hint import SECRET_HINT
+from tests.support.secrets import REDACTION, redact_row, redact_text
 
 KEY = "gh" + "p_" + "a1B2" * 9
 names = st.none() | st.sampled_from(["/a", "/b", "/c d", ""])
@@ -60,7 +61,9 @@ def test_gated_rows_contain_no_excluded_rows_and_no_secrets_and_are_counted(home
             "tool_args": [None, f'{{"token":"{KEY}"}}', None],
         }
     )
-    columns = {name: partial(redact, rules_off=()) for name, redact in text_redactors(AI_GATEWAY_MESSAGES).items()}
+    columns = {
+        name: partial(redact, redaction=REDACTION) for name, redact in text_redactors(AI_GATEWAY_MESSAGES).items()
+    }
     gate = PrivacyGate(PrivacyPolicy(home).is_withheld, lambda _dataset: columns)
     found, gate_report = gate.filter_rows("ai_gateway_messages", table)
     assert found["_hyp_ingest_seq"].to_pylist() == [2, 3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -29,6 +30,7 @@ from hypaware.home import Home, locks
 from tests.support import processes
 from tests.support.ports import FreePort
 from tests.support.processes import eventually
+from tests.support.tunnel import tunnel_to
 
 # A minimal daemon: it takes the socket and answers every request itself.
 DAEMON = """
@@ -165,6 +167,16 @@ def test_a_client_reaches_its_provider_before_during_and_after_a_daemon_runs(fal
             assert json.loads(body)["error"]["type"] == "malformed_request"
 
 
+@pytest.mark.hazard(111)
+def test_the_fallback_refuses_a_websocket_at_once(fallback_home: Home, address: str) -> None:
+    """Codex then uses HTTP immediately; after any other answer it tries again for seconds."""
+    with handover.acquire_socket(fallback_home, address) as held, provider() as upstream_port:
+        port = held.address[1]
+        configure_upstream(fallback_home, f"http://127.0.0.1:{upstream_port}")
+    status, answer = request(port, "/codex/v1/responses", Connection="Upgrade", Upgrade="websocket")
+    assert (status, json.loads(answer)["error"]["type"]) == (426, "websocket_refused")
+
+
 @pytest.mark.hazard(63)
 def test_when_the_fallback_is_killed_the_daemon_keeps_serving_and_starts_another(
     fallback_home: Home, address: str
@@ -249,32 +261,6 @@ def test_the_fallback_verifies_its_provider_and_reports_errors(
     assert request(port, "/nowhere/at/all")[0] == 404
 
 
-class Tunnel(BaseHTTPRequestHandler):
-    """A proxy that resolves every name to this machine."""
-
-    def do_CONNECT(self) -> None:
-        asked.append((self.path, self.headers.get("Proxy-Authorization")))
-        with socket.create_connection(("127.0.0.1", int(self.path.rpartition(":")[2]))) as other:
-            self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            upward = threading.Thread(target=copy, args=(self.connection, other))
-            upward.start()
-            copy(other, self.connection)
-            self.connection.shutdown(socket.SHUT_RDWR)
-            upward.join()
-
-    def log_message(self, *_arguments: object) -> None:
-        pass
-
-
-asked: list[tuple[str, str | None]] = []
-
-
-def copy(source: socket.socket, to: socket.socket) -> None:
-    with suppress(OSError):
-        while block := source.recv(65536):
-            to.sendall(block)
-
-
 @pytest.mark.hazard(63)
 def test_the_fallback_uses_the_configured_proxy(
     fallback_home: Home, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -283,15 +269,15 @@ def test_the_fallback_uses_the_configured_proxy(
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("provider.example").configure_cert(context)
-    with serve(ThreadingHTTPServer(("127.0.0.1", 0), Tunnel)) as proxy_port, provider(context) as upstream_port:
+    with provider(context) as upstream_port, tunnel_to(upstream_port) as tunnel:
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-        monkeypatch.setenv("HTTPS_PROXY", f"http://me:p%40ss@127.0.0.1:{proxy_port}")
+        monkeypatch.setenv("HTTPS_PROXY", tunnel.url.replace("://", "://me:p%40ss@"))
         monkeypatch.setenv("NO_PROXY", "elsewhere.example, .internal.example")
         configure_upstream(fallback_home, f"https://provider.example:{upstream_port}")
         with handover.acquire_socket(fallback_home, address) as held:
             port = held.address[1]
         assert request(port)[1].startswith("data: one")
-        assert asked == [(f"provider.example:{upstream_port}", "Basic bWU6cEBzcw==")]
+        assert tunnel.asked == [(f"provider.example:{upstream_port}", "Basic bWU6cEBzcw==")]
 
 
 @pytest.mark.hazard(63)
@@ -352,3 +338,37 @@ def test_the_fallback_uses_little_memory(fallback_home: Home, address: str) -> N
         loaded = {Path(each.path).name.partition(".")[0] for each in process.memory_maps()}
         assert not {name for name in loaded if "arrow" in name or "pyspark" in name or "aiohttp" in name}
         assert process.memory_info().rss < 60 << 20
+
+
+@pytest.mark.hazard(110)
+@pytest.mark.parametrize("made_by", ["another user", "everyone", "a link"])
+def test_a_socket_in_the_temporary_folder_that_others_made_is_not_used(made_by: str, tmp_path: Path) -> None:
+    """The home's path is too long for a socket."""
+    home = Home(tmp_path / ("long-" * 30))
+    home.root.mkdir(mode=0o700)
+    path = handover.control_socket_path(home)
+    assert not path.is_relative_to(home.root)
+    theirs = tmp_path / "theirs" if made_by == "a link" else path.parent
+    theirs.mkdir(mode=0o700)
+    if made_by == "a link":
+        path.parent.symlink_to(theirs)
+    elif made_by == "everyone":
+        theirs.chmod(0o777)
+    elif os.geteuid() == 0:
+        os.chown(theirs, 65534, 65534)
+    else:
+        pytest.skip("only root can create a folder for another user")
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as impostor:
+            impostor.bind(str(path))
+            impostor.listen()
+            with pytest.raises(NotReady, match="is not private to you") as refused:
+                handover.open_address(home, "127.0.0.1:0")
+            impostor.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                impostor.accept()
+    finally:
+        shutil.rmtree(theirs)
+        path.parent.unlink(missing_ok=True)
+    assert refused.value.kind == "fallback_socket_unsafe"
+    assert str(path.parent) in refused.value.message

@@ -119,7 +119,7 @@ def test_the_gateway_adds_no_headers_to_a_minimal_request(
 ) -> None:
     script.answer = StubResponse(headers=(), pieces=(b"x",), framing="length")
 
-    head, body = gateway.request(b"POST /v1/responses HTTP/1.1\r\nhost: me\r\ncontent-length: 2\r\n\r\n{}")
+    head, body = gateway.request(b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
 
     assert head_lines(stub.seen[0].head)[2:] == ["content-length: 2"]
     assert head_lines(head) == ["HTTP/1.1 200 OK", "content-length: 1"]
@@ -163,7 +163,7 @@ def test_header_values_outside_ascii_keep_their_text(
     script.answer = StubResponse(headers=(("x-utf", "zoë".encode().decode("latin-1")),), framing="length")
     utf8, latin1 = b"x-utf: caf\xc3\xa9", b"x-latin: caf\xe9"
 
-    head, _ = gateway.request(b"GET /v1/models HTTP/1.1\r\nhost: me\r\n" + utf8 + b"\r\n" + latin1 + b"\r\n\r\n")
+    head, _ = gateway.request(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n" + utf8 + b"\r\n" + latin1 + b"\r\n\r\n")
 
     assert utf8 in stub.seen[0].head
     assert b"x-latin: caf\xc3\xa9" in stub.seen[0].head
@@ -208,7 +208,7 @@ def test_hop_by_hop_and_hypaware_headers_are_not_forwarded(
     ],
 )
 def test_a_path_is_forwarded_as_written(target: str, stub: UpstreamStub, gateway: LiveGateway) -> None:
-    gateway.request(f"GET {target} HTTP/1.1\r\nHost: me\r\n\r\n".encode())
+    gateway.request(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
     assert stub.seen[0].target == target.rstrip("#")
 
@@ -216,7 +216,7 @@ def test_a_path_is_forwarded_as_written(target: str, stub: UpstreamStub, gateway
 def test_an_absolute_url_of_the_gateway_is_treated_as_its_path(stub: UpstreamStub, gateway: LiveGateway) -> None:
     whole = f"http://127.0.0.1:{gateway.port}/v1/messages?beta=true"
 
-    head, _ = gateway.request(f"GET {whole} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    head, _ = gateway.request(f"GET {whole} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
     assert head.startswith(b"HTTP/1.1 200")
     assert stub.seen[0].target == "/v1/messages?beta=true"
@@ -226,7 +226,7 @@ def test_an_absolute_url_of_the_gateway_is_treated_as_its_path(stub: UpstreamStu
 def test_the_gateway_rejects_requests_for_other_hosts(target: str, stub: UpstreamStub, gateway: LiveGateway) -> None:
     method = "OPTIONS" if target == "*" else "GET"
 
-    head, body = gateway.request(f"{method} {target} HTTP/1.1\r\nHost: example.com\r\n\r\n".encode())
+    head, body = gateway.request(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
     assert head.startswith(b"HTTP/1.1 421"), head
     assert json.loads(body)["error"]["type"] == "not_a_proxy"
@@ -239,7 +239,7 @@ def test_a_response_without_a_body_stays_without_one(status: int, script: Script
 
     with gateway.connect() as wire:
         for _ in range(2):
-            wire.send(b"GET /v1/models HTTP/1.1\r\nHost: me\r\n\r\n")
+            wire.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert head_lines(wire.head()) == [f"HTTP/1.1 {status} Nothing", 'ETag: "a"']
 
 
@@ -248,7 +248,7 @@ def test_the_response_to_head_keeps_its_content_length(script: Scripted, gateway
 
     with gateway.connect() as wire:
         for _ in range(2):
-            wire.send(b"HEAD /api/hello HTTP/1.1\r\nHost: me\r\n\r\n")
+            wire.send(b"HEAD /api/hello HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert head_lines(wire.head())[-1] == "content-length: 79"
 
 
@@ -262,7 +262,7 @@ def test_a_response_without_framing_is_framed_for_the_client(script: Scripted, g
 
 
 def test_a_chunked_request_stays_chunked_even_if_empty(stub: UpstreamStub, gateway: LiveGateway) -> None:
-    head = b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nTransfer-Encoding: chunked\r\nTrailer: X-T\r\n\r\n"
+    head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nTrailer: X-T\r\n\r\n"
 
     gateway.request(head + b"3\r\nabc\r\n2;ext=1\r\nde\r\n0\r\nX-T: 1\r\n\r\n")
     gateway.request(head + b"0\r\n\r\n")
@@ -274,7 +274,7 @@ def test_a_chunked_request_stays_chunked_even_if_empty(stub: UpstreamStub, gatew
 
 def test_a_client_that_expects_100_continue_gets_it(stub: UpstreamStub, gateway: LiveGateway) -> None:
     with gateway.connect() as wire:
-        wire.send(b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+        wire.send(b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
         assert wire.head() == b"HTTP/1.1 100 Continue\r\n\r\n"
         wire.send(b"body")
         head, _ = wire.answer()
@@ -288,7 +288,7 @@ def test_a_client_gets_no_100_continue_if_the_upstream_does_not_read_the_body(
 ) -> None:
     with LiveGateway(Routes([Route("gone", "/", "http://127.0.0.1:1", "x")]), kept, tmp_path) as gateway:
         head, _ = gateway.request(
-            b"POST /v1/x HTTP/1.1\r\nHost: me\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
+            b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
         )
 
     assert head.startswith(b"HTTP/1.1 502")
@@ -298,7 +298,7 @@ def test_an_http_1_0_client_is_served(script: Scripted, gateway: LiveGateway) ->
     script.answer = StubResponse(pieces=(b"one", b"two"))
 
     with gateway.connect() as wire:
-        wire.send(b"GET /v1/models HTTP/1.0\r\nHost: me\r\n\r\n")
+        wire.send(b"GET /v1/models HTTP/1.0\r\nHost: localhost\r\n\r\n")
         head = wire.head()
         assert wire.exactly(6) == b"onetwo"
         assert wire.is_closed()
@@ -315,7 +315,7 @@ def test_routes_reach_their_upstreams_and_identify_the_client(
     )
     with LiveGateway(routes, kept, tmp_path, stub=stub) as gateway:
         for path in ("/inner/x?y", "/claude/v1/messages?beta=true", "/codex/v1/responses", "/v1/messages"):
-            gateway.request(f"GET {path} HTTP/1.1\r\nHost: me\r\n\r\n".encode())
+            gateway.request(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         found = [(recording.upstream, recording.client_name, recording.path) for recording, _, _ in kept.wait(3)]
 
     assert [seen.target for seen in stub.seen] == [

@@ -92,7 +92,7 @@ def test_upstream_sockets_use_tcp_keep_alive() -> None:
 
 def test_a_path_without_a_route_gets_a_json_error(kept: KeptExchanges, tmp_path: Path) -> None:
     with LiveGateway(Routes([]), kept, tmp_path) as gateway:
-        head, body = gateway.request(b"GET /favicon.ico?secret=1 HTTP/1.1\r\nHost: me\r\n\r\n")
+        head, body = gateway.request(b"GET /favicon.ico?secret=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
     assert head.startswith(b"HTTP/1.1 404")
     kind, message = parse_error(body)
@@ -101,16 +101,19 @@ def test_a_path_without_a_route_gets_a_json_error(kept: KeptExchanges, tmp_path:
     assert "secret" not in message
 
 
-def test_a_websocket_is_rejected_and_recorded(kept: KeptExchanges, tmp_path: Path) -> None:
+@pytest.mark.hazard(111)
+def test_a_websocket_is_refused_at_once_so_that_the_client_uses_http(kept: KeptExchanges, tmp_path: Path) -> None:
     asked = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
     with UpstreamStub() as stub, LiveGateway(stub, kept, tmp_path) as gateway:
-        head, body = gateway.request(b"GET /v1/responses HTTP/1.1\r\nHost: me\r\n" + asked + b"\r\n")
-        recording, _, _ = kept.only()
+        head, body = gateway.request(b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\n" + asked + b"\r\n")
+        without_route, _ = gateway.request(b"GET /voice HTTP/1.1\r\nHost: localhost\r\n" + asked + b"\r\n")
 
     assert head.startswith(b"HTTP/1.1 426")
+    assert without_route.startswith(b"HTTP/1.1 426")
+    assert b"\r\nupgrade: http/1.1\r\n" in head.lower()
     assert parse_error(body)[0] == "websocket_refused"
-    assert (recording.status, recording.error) == (None, "websocket_refused")
     assert stub.seen == []
+    assert kept.wait(0) == [], "the client sends the same request again, as HTTP"
 
 
 def test_a_provider_that_closes_before_responding_is_reported(kept: KeptExchanges, tmp_path: Path) -> None:
@@ -204,7 +207,7 @@ def test_a_client_that_disconnects_before_the_response_is_recorded(kept: KeptExc
 
     with UpstreamStub(answer) as stub, LiveGateway(stub, kept, tmp_path) as gateway:
         with gateway.connect() as wire:
-            wire.send(b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nContent-Length: 100\r\n\r\nonly this")
+            wire.send(b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nonly this")
             stub.wait_received(9)
         recording, request, _ = kept.only()
         assert stub.ended.acquire(timeout=PATIENCE)
@@ -218,7 +221,8 @@ def test_a_response_that_precedes_the_end_of_the_request_is_forwarded(kept: Kept
     with UpstreamStub(lambda _seen: early) as stub, LiveGateway(stub, kept, tmp_path) as gateway:
         with gateway.connect() as wire:
             wire.send(
-                b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nX-Answer-Early: 1\r\nContent-Length: 100000\r\n\r\nsome"
+                b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nX-Answer-Early: 1\r\n"
+                b"Content-Length: 100000\r\n\r\nsome"
             )
             head, body = wire.answer()
         recording, _, answer = kept.only()
@@ -257,7 +261,7 @@ def test_a_get_on_a_closing_connection_is_retried_once(kept: KeptExchanges, tmp_
         gateway.connect() as wire,
     ):
         for _ in range(2):
-            wire.send(b"GET /v1/models HTTP/1.1\r\nHost: me\r\n\r\n")
+            wire.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert wire.answer()[0].startswith(b"HTTP/1.1 200")
 
     assert [seen.connection for seen in stub.seen] == [0, 0, 1]
@@ -269,7 +273,7 @@ def test_a_malformed_request_is_rejected_and_the_next_client_is_served(
     with UpstreamStub() as stub, LiveGateway(stub, kept, tmp_path) as gateway:
         for garbage in (
             b"\x16\x03\x01\x02\x00 this is TLS, not HTTP\r\n\r\n",
-            b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nContent-Length: many\r\n\r\n",
+            b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: many\r\n\r\n",
         ):
             with gateway.connect() as wire:
                 wire.send(garbage)
@@ -277,7 +281,7 @@ def test_a_malformed_request_is_rejected_and_the_next_client_is_served(
                 assert head.split(b" ")[1] == b"400"
                 assert b"application/json" in head
                 assert parse_error(body)[0] == "malformed_request"
-        chunked = b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nTransfer-Encoding: chunked\r\n\r\nnot a size\r\n"
+        chunked = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nnot a size\r\n"
         with gateway.connect() as wire:
             wire.send(chunked)
             assert b" 400 " in wire.head()
@@ -385,7 +389,7 @@ def test_a_listening_socket_can_be_handed_over_and_handed_on(kept: KeptExchanges
 def test_local_pages_are_answered_directly_and_not_recorded(kept: KeptExchanges, tmp_path: Path) -> None:
     pages = {"/_hypaware/health": lambda: {"hypaware": "gateway"}}
     with UpstreamStub() as stub, LiveGateway(stub, kept, tmp_path, local_pages=pages) as gateway:
-        _, body = gateway.request(b"GET /_hypaware/health?x HTTP/1.1\r\nHost: me\r\n\r\n")
+        _, body = gateway.request(b"GET /_hypaware/health?x HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
     assert json.loads(body) == {"hypaware": "gateway"}
     assert stub.seen == []

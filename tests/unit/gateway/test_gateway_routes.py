@@ -23,6 +23,7 @@ def resolve(found: Routes, target: str) -> tuple[str, str | None, str] | None:
         ("/claude", ("https://api.anthropic.com/", "claude", "anthropic")),
         ("/codex/v1/responses", ("https://api.openai.com/v1/responses", "codex", "openai")),
         ("/codex/v1/models?x=1", ("https://api.openai.com/v1/models?x=1", "codex", "openai")),
+        ("/codex/chatgpt/codex/responses", ("https://chatgpt.com/backend-api/codex/responses", "codex", "openai")),
         ("/codex/backend-api/codex/responses", ("https://chatgpt.com/backend-api/codex/responses", "codex", "openai")),
         ("/v1/messages/count_tokens", ("https://api.anthropic.com/v1/messages/count_tokens", "claude", "anthropic")),
         ("/api/hello", ("https://api.anthropic.com/api/hello", "claude", "anthropic")),

@@ -75,7 +75,7 @@ def test_each_chunk_arrives_before_the_next_one_is_sent(tmp_path: Path) -> None:
 
 def test_a_request_is_forwarded_while_the_client_is_still_sending_it(tmp_path: Path) -> None:
     with UpstreamStub() as stub, LiveGateway(stub, KeptExchanges(), tmp_path) as gateway, gateway.connect() as wire:
-        wire.send(b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nContent-Length: 30\r\n\r\n")
+        wire.send(b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 30\r\n\r\n")
         for number in range(1, 4):
             wire.send(b"0123456789")
             stub.wait_received(10 * number)
@@ -95,7 +95,7 @@ def test_a_hundred_megabytes_pass_unchanged_in_both_directions_and_are_recorded(
         LiveGateway(stub, kept, tmp_path) as gateway,
         gateway.connect() as wire,
     ):
-        wire.send(b"POST /v1/files HTTP/1.1\r\nHost: me\r\nContent-Length: %d\r\n\r\n" % LARGE)
+        wire.send(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % LARGE)
         for block in random_blocks(LARGE):
             wire.send(block)
         head = wire.head()
@@ -144,7 +144,7 @@ def test_a_slow_provider_slows_down_its_client(tmp_path: Path) -> None:
         LiveGateway(stub, Digests(), tmp_path) as gateway,
         gateway.connect() as wire,
     ):
-        wire.send(b"POST /v1/x HTTP/1.1\r\nHost: me\r\nX-Answer-Early: 1\r\nContent-Length: %d\r\n\r\n" % size)
+        wire.send(b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nX-Answer-Early: 1\r\nContent-Length: %d\r\n\r\n" % size)
         wire.head()
         assert wire.chunk() == b"begun"
         sent = send_until_blocked(wire, size)

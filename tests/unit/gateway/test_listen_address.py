@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import socket
 
-from hypaware.gateway.handover import bind_problem, find_free_address
+from hypaware.gateway.handover import SERVER_PORT, bind_problem, find_free_address
 
 
 def taken(port: int = 0) -> socket.socket:
@@ -26,3 +26,7 @@ def test_an_unusable_host_or_port_is_replaced() -> None:
     assert find_free_address("192.0.2.1:65535").startswith("127.0.0.1:")
     assert bind_problem(find_free_address("127.0.0.1:65535")) is None
     assert bind_problem(find_free_address("nonsense")) is None
+
+
+def test_the_default_port_of_the_server_is_not_suggested() -> None:
+    assert find_free_address(f"127.0.0.1:{SERVER_PORT - 1}") != f"127.0.0.1:{SERVER_PORT}"

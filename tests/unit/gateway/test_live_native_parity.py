@@ -15,8 +15,8 @@ import pytest
 from hypaware.gateway.projection.conversation import ConversationCache
 from hypaware.gateway.projection.projector import project_exchange
 from hypaware.model.datasets import Row, coerce_row
-from hypaware.model.match_keys import list_match_keys
-from hypaware.model.schemas import AI_GATEWAY_MESSAGES
+from hypaware.model.match_keys import MESSAGE_MATCH_RULES, list_match_keys
+from hypaware.model.schemas import AI_GATEWAY_MESSAGES, GATEWAY_TYPE
 from tests.support import claude_transcripts, codex_rollouts, exchange_samples
 from tests.support.history import GATEWAY_ID, readable, rows_of, usage
 
@@ -30,6 +30,7 @@ SCENARIOS = [
 
 _IDENTITY = "transcripts' ids never travel; settlement gives the live row its twin's"
 _TIMES = "a transcript notes when a line was written, the gateway when the exchange began or ended"
+_MARK = "context and failed calls are marked until their native row settles them"
 _FOLDER = "not on the wire; the session's facts, where the hooks noted them, are given to `project`"
 DIFFERENCES: dict[str, dict[str, str]] = {
     "claude": {
@@ -39,6 +40,7 @@ DIFFERENCES: dict[str, dict[str, str]] = {
         "raw_frame": "of the live row: the line's type and the API message's id",
         **dict.fromkeys(("message_created_at", "conversation_started_at"), _TIMES),
         **dict.fromkeys(("cwd", "git_branch"), _FOLDER),
+        **dict.fromkeys(("provider_type", "provider_subtype"), _MARK),
         "permission_mode": "not on the wire",
         "message_index": "a compacted history is counted from its summary; old clients' subagents from their own start",
         "attributes": "gateway and claude.* say where a row is from; what else is in it is compared apart",
@@ -55,6 +57,7 @@ DIFFERENCES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("message_id", "part_id"), "clients before 0.100 show no ids, and count otherwise"),
         **dict.fromkeys(("message_created_at", "conversation_started_at"), _TIMES),
         **dict.fromkeys(("head_sha", "permission_mode"), "old clients do not show them"),
+        **dict.fromkeys(("provider_type", "provider_subtype"), _MARK),
         "git_branch": "not on the wire",
         "request_id": "rollouts do not have it",
         "tools": "rollouts do not have them",
@@ -152,14 +155,34 @@ def test_every_transcript_part_matches_its_live_row(joined: dict[str, Joined], s
     assert joined[scenario].pairs
 
 
+@pytest.mark.hazard(105)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_live_rows_without_a_native_row_are_those_that_transcripts_omit(
+def test_live_rows_that_count_after_settlement_are_those_of_the_import(
     joined: dict[str, Joined], scenario: str
 ) -> None:
-    """These are reminders, notes of the client to the model, and failed attempts."""
-    for row in joined[scenario].live_only:
-        left_out = row.get("attachment_type") == "system_reminder" or row["role"] in ("system", "developer")
-        assert left_out or row["part_type"] == "error", (row["role"], row.get("content_text"))
+    """Rows that no transcript has are marked, and a settled row has no mark."""
+    found = joined[scenario]
+    settled = [MESSAGE_MATCH_RULES.settle(live, native) for native, live in found.pairs]
+    counted = [row for row in [*settled, *found.live_only] if row.get("provider_type") != GATEWAY_TYPE]
+
+    assert sorted(row["part_id"] for row in counted) == sorted(row["part_id"] for row, _ in found.pairs)
+    assert {row["provider_subtype"] for row in found.live_only} <= {"context", "failed_call", "compaction"}
+
+
+def test_live_rows_include_those_that_no_transcript_has(joined: dict[str, Joined]) -> None:
+    found = Counter(
+        (row["role"], row["provider_subtype"])
+        for scenario, each in joined.items()
+        for row in each.live_only
+        if scenario.startswith("claude-2.1")
+    )
+
+    assert found == {
+        ("user", "context"): 24,
+        ("system", "context"): 17,
+        ("assistant", "failed_call"): 8,
+        ("assistant", "compaction"): 2,
+    }
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -189,11 +212,12 @@ def test_live_messages_form_the_same_thread_as_the_transcript(joined: dict[str, 
 @pytest.mark.hazard(67)
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if "-2.1" in each or each.startswith("codex")])
 def test_live_and_native_rows_have_the_same_tokens(joined: dict[str, Joined], scenario: str) -> None:
-    """This includes calls that the client had to repeat."""
+    """This includes calls that the client had to repeat, but not those that no transcript counts."""
     found = joined[scenario]
     ours = usage([row for row, _ in found.pairs] + found.imported_only)
+    live_only = [row for row in found.live_only if row["part_type"] != "usage"]
 
-    assert usage([row for _, row in found.pairs] + found.live_only) == ours
+    assert usage([row for _, row in found.pairs] + live_only) == ours
 
 
 def test_each_documented_difference_occurs(joined: dict[str, Joined]) -> None:

@@ -140,11 +140,15 @@ def test_a_stream_truncated_anywhere_keeps_what_arrived_and_reports_the_truncati
         assert rows[0] == whole[0]
         assert (rows[-1]["part_type"], canonical.loads(rows[-1]["status"])["error_code"]) == ("error", "upstream_cut")
         begun = sum(event.type == "content_block_start" for event in events[:length])
-        assert len(rows) <= begun + 2
-        for row, finished in zip(rows[1:-1], whole[1:], strict=False):
+        said = [row for row in rows[1:-1] if row["part_type"] != "usage"]
+        assert len(said) <= begun
+        for row, finished in zip(said, whole[1:], strict=False):
             assert finished.get("content_text", "").startswith(row.get("content_text", ""))
-        if len(rows) > 2:
-            assert canonical.loads(rows[-2]["status"])["finish_reason"] == "error"
+        ended = sum(event.type == "content_block_stop" for event in events[:length])
+        assert [row["provider_type"] for row in said] == ["assistant"] * ended + ["gateway"] * (len(said) - ended)
+        if said:
+            assert canonical.loads(said[-1]["status"])["finish_reason"] == "error"
+        assert sum("usage" in attributes(row) for row in rows) == (length > 0)
 
 
 def test_text_before_a_truncation_has_the_id_that_a_later_history_derives() -> None:
@@ -179,13 +183,23 @@ def test_each_failed_attempt_is_a_row_and_the_question_is_recorded_once() -> Non
 
 
 @pytest.mark.hazard(67)
-def test_the_cost_of_an_attempt_without_output_is_not_counted_twice() -> None:
+def test_the_cost_of_a_response_without_output_is_counted_once_on_a_row_of_its_own() -> None:
     seen = ConversationCache()
     broken = rows_of(BODY, streamed(MESSAGE)[:1], seen, error="upstream_cut", exchange_id="e0")
     again = rows_of(BODY, streamed(MESSAGE), seen, exchange_id="e1")
+    empty = rows_of(BODY, {**MESSAGE, "content": []}, exchange_id="e2")
 
-    assert [row["part_type"] for row in broken] == ["text", "error"]
-    assert ["usage" in attributes(row) for row in broken + again] == [False] * 4 + [True]
+    assert [row["part_type"] for row in broken] == ["text", "usage", "error"]
+    assert ["usage" in attributes(row) for row in broken + again] == [False, True, False, False, False, True]
+    cost = broken[1]
+    assert (cost["provider_type"], cost["provider_subtype"], cost["model"]) == (
+        "gateway",
+        "no_output",
+        MESSAGE["model"],
+    )
+    assert attributes(cost)["usage"]["input_tokens"] == 3
+    assert rows_of(BODY, streamed(MESSAGE)[:1], error="upstream_cut", exchange_id="e0")[1]["part_id"] == cost["part_id"]
+    assert [row["part_type"] for row in empty] == ["text", "usage"]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +298,26 @@ def test_side_calls_are_recognized_and_produce_no_rows() -> None:
     assert (counted.kind, counted.rows) == (CallKind.COUNT_TOKENS, ())
 
 
-def test_a_compaction_request_produces_no_rows_but_its_summary_does() -> None:
+@pytest.mark.hazard(105)
+def test_messages_that_are_repeated_after_a_summary_are_not_recorded_again() -> None:
+    question, answer = {"role": "user", "content": "What is left?"}, {"role": "assistant", "content": "Nothing."}
+    summary = {"role": "user", "content": "This session is being continued from a previous conversation. All is done."}
+    more = {"role": "user", "content": "And now?"}
+    said = {**MESSAGE, "content": [{"type": "text", "text": "Nothing."}]}
+    seen = ConversationCache()
+    rows_of({**BODY, "messages": [question]}, said, seen)
+    compacted = {**BODY, "messages": [summary, answer, more]}
+
+    rows = rows_of(compacted, {**said, "id": "msg_2"}, seen, exchange_id="e2")
+    after_restart = rows_of(compacted, {**said, "id": "msg_2"}, exchange_id="e2")
+
+    assert [row["content_text"] for row in rows] == [summary["content"], "And now?", "Nothing."]
+    assert [row["provider_type"] for row in rows] == ["user", "user", "assistant"]
+    assert [row["provider_type"] for row in after_restart] == ["user", "gateway", "user", "assistant"]
+
+
+@pytest.mark.hazard(67)
+def test_a_compaction_request_produces_a_row_of_its_tokens_and_its_summary_follows() -> None:
     seen = ConversationCache()
     made = [
         project_exchange(each, seen)
@@ -292,6 +325,12 @@ def test_a_compaction_request_produces_no_rows_but_its_summary_does() -> None:
     ]
 
     assert [each.kind for each in made] == [CallKind.TURN, CallKind.COMPACTION, CallKind.TURN]
+    (cost,) = made[1].rows
+    assert (cost["part_type"], cost["provider_type"], cost["provider_subtype"]) == ("usage", "gateway", "compaction")
+    assert "content_text" not in cost
+    assert attributes(cost)["usage"]["output_tokens"] > 0
+    assert cost["conversation_started_at"] == made[0].rows[0]["conversation_started_at"]
+    assert cost["previous_message_id"] == canonical.dumps([made[0].rows[-1]["message_id"]])
     assert [row.get("is_compact_summary") for row in made[2].rows].count(True) == 1
 
 

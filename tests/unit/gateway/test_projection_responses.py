@@ -241,3 +241,24 @@ def test_the_working_directory_is_the_one_that_the_client_states() -> None:
             exchange_samples.build_exchange(PATH, body, RESPONSE, request_headers=sent), ConversationCache()
         ).rows
         assert {row.get("cwd") for row in rows} == {folder}
+
+
+@pytest.mark.hazard(101)
+@pytest.mark.parametrize(
+    ("urls", "remote"),
+    [
+        (
+            {"fork": "https://example.com/mine", "origin": "https://me:secret@example.com/shop"},
+            "https://example.com/shop",
+        ),
+        ({"fork": "git@example.com:mine"}, "git@example.com:mine"),
+        ({"origin": 7}, None),
+        (None, None),
+    ],
+)
+def test_the_remote_of_the_repository_is_read_from_the_request(urls: Any, remote: str | None) -> None:
+    workspace = {"latest_git_commit_hash": "abc", "associated_remote_urls": urls}
+    metadata = canonical.dumps({"workspaces": {"/top": workspace}})
+    rows = rows_of(BODY, RESPONSE, request_headers={**CODEX, "x-codex-turn-metadata": metadata})
+    assert {(row["head_sha"], row.get("git_remote")) for row in rows} == {("abc", remote)}
+    assert {canonical.loads(row["attributes"])["codex"].get("git_origin_url") for row in rows} == {remote}

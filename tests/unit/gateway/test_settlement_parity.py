@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from hypaware.home import Home
 from hypaware.lake.flush import FlushReport
 from hypaware.model.datasets import Row
+from hypaware.model.schemas import GATEWAY_TYPE
 from hypaware.spool.writer import Spool
 from hypaware.state.home_opener import read_identity
 from tests.support.compaction_cases import SmallFiles
@@ -39,6 +41,7 @@ def store(home: Home, rows: list[Row]) -> FlushReport:
 
 
 @pytest.mark.hazard(68)
+@pytest.mark.hazard(105)
 @pytest.mark.parametrize("first", ["live", "imported"])
 def test_each_part_of_a_real_conversation_is_one_row_in_either_order(
     home: Home, recorded: tuple[list[Row], list[Row], list[Row]], first: str
@@ -53,4 +56,9 @@ def test_each_part_of_a_real_conversation_is_one_row_in_either_order(
     native = {row["part_id"] for row in imported}
     assert native <= found.keys()
     assert len(found) - len(native) == len({row["part_id"] for row in alone} - native)
+    rows = read_lake(home, DATASET)
+    assert {row["part_id"] for row in rows if row["provider_type"] != GATEWAY_TYPE} == native
+    messages = {row["message_id"] for row in rows}
+    links = {link for row in rows for link in json.loads(row["previous_message_id"])}
+    assert [link for link in links - messages if len(link) == 16] == []
     assert store(home, [*live, *imported]).rows.written == 0

@@ -18,7 +18,7 @@ from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import build, key_index, row_keys
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.prepare import MAX_SHARED_ATTEMPTS
+from hypaware.lake.poison import MAX_SHARED_ATTEMPTS
 from hypaware.model import canonical, datasets
 from hypaware.model.datasets import BATCH_ID, INTERNAL, ROW_ID, SEQ, SOURCE
 from hypaware.spool import segments
@@ -147,6 +147,60 @@ def test_segments_flushed_together_with_a_poisoned_one_are_not_blamed(
     )
     assert first_segment not in calls[-1]
     assert len(rejected(home)) == 1
+
+
+class _EngineDied(BaseException):
+    """Stands for the death of the engine: no code handles it."""
+
+
+@pytest.mark.hazard(93)
+def test_a_row_that_takes_the_engine_down_is_rejected_after_some_deaths(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each death must bring the search closer to the row: otherwise its segment waits forever."""
+    real = segments.decode_line
+
+    def read_line(dataset: Any, line: bytes, ordinal: int) -> Any:
+        if b"poison" in line:
+            raise _EngineDied
+        return real(dataset, line, ordinal)
+
+    monkeypatch.setattr(segments, "decode_line", read_line)
+    append(home, [*rows(7), *rows(1, start=7, content_text="poison"), *rows(12, start=8)])
+    append(home, rows(10, start=20))
+    deaths, others_at = 0, None
+    while waiting(home):
+        try:
+            flush(home)
+        except _EngineDied:
+            deaths += 1
+        if others_at is None and "message-25#0" in parts(home):
+            others_at = deaths
+        assert deaths <= 14, "the search makes no progress"
+    assert others_at is not None
+    assert others_at <= MAX_SHARED_ATTEMPTS + 2, "the other segment is not held up"
+    assert parts(home) == sorted(f"message-{n}#0" for n in range(30) if n != 7)
+    (kept,) = rejected(home)
+    assert (kept["ordinal"], kept["reason"]) == (7, "the engine died 3 times while it built this row")
+    assert "poison" in kept["line"]
+    assert not list(home.spool.rglob("poison/*")), "nothing of the search is left"
+
+
+@pytest.mark.hazard(93)
+def test_a_kill_during_the_search_rejects_no_row(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may kill the engine at any time; only a row that dies three times alone is to blame."""
+    append(home, rows(4))
+    for _ in range(6):
+        with monkeypatch.context() as killed:
+            killed.setattr(segments, "decode_line", _die)
+            with pytest.raises(_EngineDied):
+                flush(home)
+    assert flush(home).rows.written == 4
+    assert rejected(home) == []
+
+
+def _die(*_: object) -> Any:
+    raise _EngineDied
 
 
 @pytest.mark.hazard(13)

@@ -80,7 +80,7 @@ def test_matching_an_import_loads_only_its_own_keys_into_memory(tmp_path: Path) 
         )
         tracemalloc.start()
         try:
-            assert len(dedupe.find_duplicates(index, [news])) == 10
+            assert len(dedupe.find_duplicates(index, [news]).duplicates) == 10
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

@@ -7,6 +7,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -171,17 +172,202 @@ def test_the_history_of_a_resumed_session_matches_rows_imported_days_before(home
     assert flush(home).rows.written == 0
 
 
-def test_a_settled_row_stays_in_its_day_even_if_its_native_row_has_another(home: Home) -> None:
-    append(home, [Part(0).live(late=True)])
+@pytest.mark.hazard(101)
+def test_a_settled_row_moves_to_the_day_of_its_native_row(home: Home) -> None:
+    append(home, [Part(0).live(late=True), Part(1).live(message_created_at="2026-11-18T07:01:00Z")])
     flush(home)
-    (before,) = read_lake(home, DATASET)
+    before = {row[SEQ]: row[ROW_ID] for row in read_lake(home, DATASET)}
     append(home, [Part(0).native()])
     assert flush(home).rows.settled == 1
     compact(home)
-    (after,) = read_lake(home, DATASET)
-    assert after["part_id"] == "native-0#0"
-    assert (after["date"], after["message_created_at"]) == (before["date"], before["message_created_at"])
-    assert gateway_of(after)["native_created_at"].startswith("2026-11-15")
+    after = read_lake(home, DATASET)
+    assert {row[SEQ]: row[ROW_ID] for row in after} == before
+    assert [(row["part_id"], row["date"]) for row in sorted(after, key=itemgetter(SEQ))] == [
+        ("native-0#0", "2026-11-15"),
+        ("live-1#0", "2026-11-18"),
+    ]
+    days = {file.path.parent.name for file in metadata.iter_live_files(SmallFiles(home).table_metadata)}
+    assert days == {"message_created_at_day=2026-11-15", "message_created_at_day=2026-11-18"}
+
+
+SHOWN = [part.shown(late=True) for part in CONVERSATION]
+USAGE = {"input_tokens": 12, "output_tokens": 7}
+NOTED = [
+    part.native(
+        attributes={"codex": {"source": "exec", "sandbox": "off"}, **({"usage": USAGE} if part.kind == "call" else {})}
+    )
+    for part in CONVERSATION
+]
+
+
+@pytest.mark.hazard(101)
+def test_a_row_made_from_repeated_history_takes_usage_time_and_facts_of_its_transcript(home: Home) -> None:
+    """Its id is the native one from the start."""
+    codex = {"codex": {"sandbox": "on", "has_changes": False}}
+    known = [{**row, "attributes": {**row["attributes"], **codex}} for row in SHOWN]
+    append(home, known)
+    flush(home)
+    before = {row[SEQ]: row for row in read_lake(home, DATASET)}
+    append(home, NOTED)
+    report = flush(home)
+    assert (report.rows.written, report.rows.settled, report.rows.duplicate) == (0, 6, 0)
+    compact(home)
+    after = {row[SEQ]: row for row in read_lake(home, DATASET)}
+    assert {seq: (row[ROW_ID], row["part_id"]) for seq, row in after.items()} == {
+        seq: (row[ROW_ID], row["part_id"]) for seq, row in before.items()
+    }, "no row is delivered again"
+    assert {(row["date"], row["cwd"], row["git_branch"]) for row in after.values()} == {
+        ("2026-11-15", "/srv/shop", "main")
+    }
+    attributes = [json.loads(row["attributes"]) for row in after.values()]
+    assert [each["usage"] for each in attributes if "usage" in each] == [USAGE]
+    assert all(each["codex"] == {"source": "exec", "sandbox": "off", "has_changes": False} for each in attributes)
+    assert not any("time_source" in each["gateway"] for each in attributes)
+    assert check_file_row_ids(DATASET, next(metadata.iter_live_files(SmallFiles(home).table_metadata)).path).wrong == 0
+
+
+@pytest.mark.hazard(101)
+def test_usage_that_only_the_live_row_has_is_kept(home: Home) -> None:
+    """The client was killed before it noted the usage of the response."""
+    live = Part(2, "call").shown()
+    append(home, [{**live, "attributes": {**live["attributes"], "codex": {}, "usage": USAGE}}])
+    flush(home)
+    append(home, [Part(2, "call").native(attributes={"codex": {"source": "exec"}})])
+    flush(home)
+    compact(home)
+    (row,) = read_lake(home, DATASET)
+    assert json.loads(row["attributes"])["usage"] == USAGE
+
+
+@pytest.mark.hazard(101)
+@pytest.mark.parametrize("both", [[*SHOWN, *NOTED], [*NOTED, *SHOWN]])
+def test_of_two_rows_with_the_same_id_in_one_flush_the_native_one_is_kept(
+    home: Home, both: list[dict[str, Any]]
+) -> None:
+    append(home, both)
+    report = flush(home)
+    assert (report.rows.written, report.rows.settled, report.rows.duplicate) == (6, 0, 6)
+    assert {row["git_branch"] for row in read_lake(home, DATASET)} == {"main"}
+
+
+@pytest.mark.hazard(101)
+@pytest.mark.parametrize("lost", ["", "index", "settled", "settled and index"])
+def test_a_row_with_its_own_id_is_settled_once(home: Home, lost: str) -> None:
+    append(home, SHOWN)
+    flush(home)
+    append(home, NOTED)
+    flush(home)
+    if "settled" in lost:
+        compact(home)
+    if "index" in lost:
+        home.keys.unlink()
+    append(home, [*SHOWN, *NOTED])
+    report = flush(home)
+    assert (report.rows.written, report.rows.settled, report.rows.duplicate) == (0, 0, 12)
+    compact(home, force=True)
+    assert ids(home) == Counter(NATIVE_IDS)
+
+
+@pytest.mark.hazard(101)
+def test_an_index_of_an_older_version_learns_which_rows_can_be_settled(home: Home) -> None:
+    append(home, SHOWN)
+    flush(home)
+    with closing(sqlite3.connect(home.keys, isolation_level=None)) as index:
+        for table in ("matches", "matching"):
+            index.execute(f"DELETE FROM {table}")
+        index.execute("PRAGMA user_version = 0")
+    append(home, NOTED)
+    assert flush(home).rows.settled == 6
+
+
+@pytest.mark.hazard(101)
+@pytest.mark.parametrize("lost", [False, True], ids=["", "index-lost"])
+def test_a_client_that_starts_to_show_ids_within_a_session_has_one_row_for_each_part(home: Home, lost: bool) -> None:
+    append(home, LIVE[:4])
+    flush(home)
+    before = {row[SEQ] for row in read_lake(home, DATASET)}
+    append(home, SHOWN)
+    report = flush(home)
+    assert (report.rows.written, report.rows.duplicate) == (2, 4)
+    if lost:
+        home.keys.unlink()
+    append(home, NOTED)
+    assert flush(home).rows.settled == 6
+    compact(home)
+    assert ids(home) == Counter(NATIVE_IDS)
+    assert {row[SEQ] for row in read_lake(home, DATASET)} > before
+
+
+def test_a_part_shown_without_its_id_after_one_with_it_is_dropped(home: Home) -> None:
+    append(home, SHOWN[:4])
+    flush(home)
+    append(home, LIVE)
+    assert flush(home).rows.written == 2
+    append(home, NOTED)
+    assert flush(home).rows.settled == 6
+    compact(home)
+    assert ids(home) == Counter(NATIVE_IDS)
+
+
+def test_equal_texts_shown_with_and_without_an_id_at_their_own_times_are_two_parts(home: Home) -> None:
+    append(home, [Part(3, text="continue").live()])
+    flush(home)
+    append(home, [Part(5, text="continue").shown()])
+    assert flush(home).rows.written == 1
+
+
+FORK = "session-2"
+COPIED = [{**row, "session_id": FORK} for row in NATIVE]
+FORK_HISTORY = [
+    {**part.live(late=True, raw_frame=None), "session_id": FORK, "message_id": f"fork-{part.number}"}
+    for part in CONVERSATION
+]
+
+
+@pytest.mark.hazard(66)
+@pytest.mark.parametrize("known", [True, False], ids=["", "first-live-rows"])
+def test_the_history_of_a_fork_seen_live_stays_with_the_session_that_it_was_forked_from(
+    home: Home, known: bool
+) -> None:
+    """The daemon was restarted, so the gateway does not recognize the fork."""
+    append(home, [*NATIVE, *([Part(20, session="other").live()] if known else [])])
+    flush(home)
+    # The fork goes on with texts of the first session.
+    own = [Part(9, session=FORK), Part(10, text="continue", session=FORK), Part(11, "answer", "done", session=FORK)]
+    with Spool(home, NO_TIMER) as spool:
+        spool.append(DATASET, FORK_HISTORY, deferrable=True)
+        spool.append(DATASET, [part.live() for part in own], deferrable=True)
+    append(home, [*COPIED, *(part.native() for part in own)])
+    assert flush(home, skip_deferred=True).rows.written == 3
+    report = flush(home)
+    assert (report.rows.written, report.rows.duplicate) == (0, 9)
+    assert Counter(row["session_id"] for row in read_lake(home, DATASET))[FORK] == 3
+    append(home, COPIED)
+    flush(home)
+    append(home, [Part(12, text="continue", session=FORK).live()])
+    assert flush(home).rows.written == 1, "a copy that is read again leaves nothing to match"
+
+
+@pytest.mark.hazard(66)
+def test_the_history_of_a_fork_is_dropped_in_the_flush_of_its_transcript(home: Home) -> None:
+    append(home, [*NATIVE, Part(20, session="other").live()])
+    flush(home)
+    append(home, [*FORK_HISTORY, *COPIED])
+    assert flush(home).rows.written == 0
+
+
+def test_a_transcript_that_is_read_again_leaves_no_key_for_a_later_text(home: Home) -> None:
+    """A live row must not match a native row that is in the lake only once."""
+    append(home, LIVE)
+    flush(home)
+    append(home, NATIVE)
+    flush(home)
+    compact(home)
+    home.keys.unlink()
+    append(home, NATIVE)
+    assert flush(home).rows.duplicate == 6
+    append(home, [Part(6, text="continue").live()])
+    assert flush(home).rows.written == 1
 
 
 POINTS = [
@@ -427,6 +613,7 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("live"), st.integers(0, 7), st.integers(1, 8)),
         st.tuples(st.just("late"), st.integers(0, 7), st.integers(1, 8)),
+        st.tuples(st.just("shown late"), st.integers(0, 7), st.integers(1, 8)),
         st.tuples(st.just("native"), st.integers(0, 7), st.integers(1, 8)),
         st.tuples(st.sampled_from(["flush", "compact", "lose index", "again"]), st.just(0), st.just(0)),
     ),
@@ -435,8 +622,15 @@ steps = st.lists(
 LONG = [*CONVERSATION, Part(6, "call"), Part(7, text="continue")]
 
 
+def _recorded(part: Part, how: str) -> dict[str, Any]:
+    if how == "shown late":
+        return part.shown(late=True)
+    return part.native() if how == "native" else part.live(late=how == "late")
+
+
 @pytest.mark.hazard(68)
 @pytest.mark.hazard(83)
+@pytest.mark.hazard(101)
 @settings(max_examples=25, deadline=None)
 @given(steps)
 def test_each_part_is_one_row_in_any_order_of_flushes_and_compactions(
@@ -447,8 +641,8 @@ def test_each_part_is_one_row_in_any_order_of_flushes_and_compactions(
     known: set[int] = set()
     for what, first, count in taken:
         some = LONG[first : first + count]
-        if what in ("live", "late", "native"):
-            rows = [part.native() if what == "native" else part.live(late=what == "late") for part in some]
+        if what in ("live", "late", "native", "shown late"):
+            rows = [_recorded(part, what) for part in some]
             sent += rows
             append(home, rows)
             known.update(part.number for part in some)

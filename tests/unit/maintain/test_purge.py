@@ -16,6 +16,7 @@ import pytest
 
 from hypaware.config import Config
 from hypaware.config.schema import SinkConfig
+from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import tombstones
@@ -35,6 +36,7 @@ from hypaware.state.home_opener import open_home
 from hypaware.state.streams import StreamKey
 from hypaware.testing.fault_injection import run_in_child
 from hypaware.testing.folder_sink import FOLDER, FolderDestination
+from tests.support.foreign_rows import mark_delete_files
 from tests.support.light_home import DATASET, NO_TIMER, append, flush
 from tests.support.light_lake import LightLake, LightTable, read_lake
 from tests.support.light_purge import deliver, holders, purge
@@ -67,6 +69,18 @@ def add_reject(home: Home, name: str, line: bytes) -> None:
     folder.create()
     document = {"segment": "s", "ordinal": 0, "reason": "r", "line_base64": base64.b64encode(line).decode()}
     (folder.rejected / f"{name}.jsonl").write_bytes(json.dumps(document).encode() + b"\n")
+
+
+@pytest.mark.hazard(99)
+def test_a_purge_does_not_bring_back_rows_that_another_program_deleted(home: Home) -> None:
+    """It would rewrite their files without the delete files."""
+    for start in (0, 3):
+        append(home, [*rows(2, start=start), *secret(1, start=start + 2)])
+        flush(home)
+    mark_delete_files(home)
+    with pytest.raises(LakeError, match="delete files"):
+        purge(home, "session", SECRET)
+    assert not tombstones.list_unfinished_purges(home)
 
 
 @pytest.mark.hazard(44)

@@ -18,7 +18,8 @@ from hypaware.export import stream_destination
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import DataFile
-from hypaware.maintain import retention_plan
+from hypaware.lake.table import TableChange
+from hypaware.maintain import retention, retention_plan
 from hypaware.maintain.retention_plan import PendingDeliveries, is_retention_due, retention_status
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
@@ -28,9 +29,10 @@ from hypaware.state.home_opener import open_home
 from hypaware.state.streams import StreamKey
 from hypaware.testing import fault_injection
 from hypaware.testing.folder_sink import FOLDER
+from tests.support.commit_clock import date_last_commit, date_last_flush
 from tests.support.compaction_cases import SmallFiles
 from tests.support.light_home import DATASET
-from tests.support.light_lake import read_lake
+from tests.support.light_lake import LightLake, read_lake
 from tests.support.retention_cases import NOW, TODAY, RetentionSite, days_ago, later
 
 MESSAGES = datasets.get(DATASET)
@@ -464,3 +466,91 @@ def test_a_clock_that_jumped_ahead_drops_nothing(site: RetentionSite) -> None:
     assert site.messages() == messages
     assert "the clock may be wrong" in report.reasons[0]
     assert site.retain().rows_expired == 1
+
+
+@pytest.mark.hazard(102)
+def test_a_commit_under_a_clock_that_is_years_ahead_drops_nothing(site: RetentionSite) -> None:
+    """The commit itself is dated by the wrong clock, so it cannot confirm it."""
+    for age in (3, 2, 1):
+        site.commit(age)
+        date_last_commit(site.home, DATASET, later(-age))
+    site.commit(-4000)
+    date_last_commit(site.home, DATASET, later(4000))
+    messages = site.messages()
+    report = site.retain(later(4000))
+    assert site.messages() == messages
+    assert "the clock may be wrong" in report.reasons[0]
+    assert site.retained_from is None
+    assert not due(site, days=4000)
+
+
+@pytest.mark.hazard(102)
+def test_a_clock_is_trusted_again_after_a_week_of_commits(site: RetentionSite) -> None:
+    site.commit(200)
+    date_last_commit(site.home, DATASET, later(-200))
+    for age in (6, 5, 4, 3, 2, 1):
+        site.commit(age)
+        date_last_commit(site.home, DATASET, later(-age))
+    assert site.retain().rows_expired == 0, "after a long break, six days are too few"
+    site.commit(0)
+    assert site.retain().rows_expired == 1
+
+
+@pytest.mark.hazard(102)
+def test_retention_continues_after_one_commit_in_the_future(site: RetentionSite) -> None:
+    site.commit(40, 9, 8)
+    site.commit(3)
+    date_last_commit(site.home, DATASET, later(4000))
+    assert site.retain().rows_expired == 0, "five days of commits and rows are too few"
+    site.commit(2, 1)
+    assert site.retain().rows_expired == 1
+
+
+@pytest.mark.hazard(102)
+def test_a_first_day_in_the_future_is_revoked(site: RetentionSite) -> None:
+    """It was set under a clock that was ahead; imports must not be refused until then."""
+    site.commit(40, 3)
+    site.commit(0)
+    before = sorted(read_lake(site.home, DATASET), key=lambda each: int(each[SEQ]))
+    dropped = [file for file in metadata.iter_live_files(site.table) if file.day == days_ago(3)]
+    with closing(LightLake(site.home)) as lake:
+        properties = {metadata.RETAINED_FROM_PROPERTY: str(days_ago(-4000))}
+        lake.table(MESSAGES).replace_files(TableChange("retain", dropped, properties=properties))
+    assert site.retained_from is None, "imports are not refused"
+    site.retain()
+    assert site.table.properties[metadata.RETAINED_FROM_PROPERTY] == str(days_ago(30))
+    site.numbers = 1
+    site.commit(3)
+    after = sorted(read_lake(site.home, DATASET), key=lambda each: int(each[SEQ]))
+    assert [(each[SEQ], each["part_id"]) for each in after] == [(each[SEQ], each["part_id"]) for each in before[1:]]
+
+
+@pytest.mark.hazard(102)
+def test_days_that_a_wrong_clock_dropped_are_readmitted_on_request(site: RetentionSite) -> None:
+    """A clock that was ahead by less than the period sets a first day that looks like that of a shorter period."""
+    (old, lost, _) = site.commit(40, 20, 0)
+    before = {each["message_id"]: each[SEQ] for each in read_lake(site.home, DATASET)}
+    site.configure(default_days=5)
+    site.retain()
+    site.configure(default_days=30)
+    assert site.retained_from == str(days_ago(5))
+    report = site.retain(step=retention.readmit_days)
+    assert report.reasons == [f"reset the first day kept, which was {days_ago(5)}"]
+    assert site.retained_from == str(days_ago(30))
+    site.numbers = 1
+    site.commit(20)
+    after = {each["message_id"]: each[SEQ] for each in read_lake(site.home, DATASET)}
+    assert after == {message: seq for message, seq in before.items() if message != old}, f"{lost} is back"
+    assert "no day" in site.retain(step=retention.readmit_days).reasons[0], "a second time has nothing to do"
+
+
+@pytest.mark.hazard(102)
+def test_the_days_of_commits_are_remembered(site: RetentionSite) -> None:
+    """A commit under a clock that is ahead must not forget all earlier ones."""
+    for age in (80, 80, 70):
+        site.commit(0)
+        date_last_flush(site.home, DATASET, later(-age))
+    site.commit(0)
+    with closing(open_home(site.home).store) as store, store.reading() as connection:
+        assert [time.date() for time in flushes.commit_times(connection)] == [days_ago(80), days_ago(70), TODAY]
+        assert len(connection.rows("SELECT id FROM flushes")) == 3

@@ -45,7 +45,7 @@ def test_headers_that_identify_session_and_response_are_recorded_unchanged() -> 
 @pytest.mark.hazard(59)
 def test_a_key_in_a_recorded_header_is_redacted() -> None:
     key = "sk-" + "ant-api03-" + SECRET * 4
-    assert redact_headers([("User-Agent", f"tool/1 {key}")])["user-agent"].startswith("tool/1 [anthropic-key:")
+    assert redact_headers([("User-Agent", f"tool/1 {key}")])["user-agent"] == f"tool/1 {MASK}"
 
 
 def test_repeated_headers_are_joined_and_each_value_is_masked() -> None:
@@ -86,7 +86,7 @@ def test_query_values_are_masked_unless_allowed(target: str, expected: tuple[str
 @pytest.mark.hazard(59)
 def test_a_key_in_the_path_is_redacted() -> None:
     path, _ = redact_query("/bot/AI" + "za" + "b" * 35 + "/send")
-    assert path.startswith("/bot/[gcp-key:")
+    assert path == f"/bot/{MASK}/send"
 
 
 @given(st.text(), st.text(min_size=17, alphabet=st.characters(min_codepoint=0x21, max_codepoint=0x7E)))

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypaware.privacy import secret_rules
-from hypaware.privacy.redact import redact_json_text, redact_text
-from hypaware.privacy.secret_scanner import SECRET_HINT
+from hypaware.privacy.secret_hint import SECRET_HINT
+from tests.support.secrets import redact_json_text, redact_text
 
 EXPRESSIONS = {rule.expression: rule.kind for rule in secret_rules.TOKEN_RULES}
 NAMES = [
@@ -32,7 +32,10 @@ PIECES = [
     "AUTHORIZATION", "BASIC\t", "Set-Cookie", "COOKIE", "sid=", "0123456789abcdef", ";",
     "https://app:", "p4ss%2Fword", "@db.example/",
     "-----BEGIN RSA PRIVATE KEY-----", "MIIBVgIBADAN", "ab18Q~" + "a1B2" * 9, "gh" + "p_" + "a1B2" * 9,
-    "[jwt:01234567]",
+    "[jwt:01234567]", "--", "-", "<", ">", "</key>", "<string>", '"name": "', '", "value": "', "name: ", "value: ",
+    "login ", "machine ", " is ", "(", "'", "sig=", "?", "&", "Signature=", "IDENTIFIED BY ", "WITH PASSWORD ", "auth",
+    "curl ", " -u ", "deploy:", "mysql ", " -p", "sshpass ", "docker login ", " -a ", "redis-cli", "\\\n",
+    "dbPass", "pass:",
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -44,13 +45,13 @@ def values(column: pa.Array) -> list[Any]:
 @pytest.mark.parametrize(
     ("column", "expected"),
     [
-        (pa.array([TIME, None], pa.timestamp("us", "UTC")), ["2026-11-15T07:15:08.256Z", None]),
-        (pa.array([TIME.replace(tzinfo=None)], pa.timestamp("us")), ["2026-11-15T07:15:08.256"]),
+        (pa.array([TIME, None], pa.timestamp("us", "UTC")), ["2026-11-15T07:15:08.256000Z", None]),
+        (pa.array([TIME.replace(tzinfo=None)], pa.timestamp("us")), ["2026-11-15T07:15:08.256000"]),
         (pa.array([-62135596800000000, 253402300799999999], pa.timestamp("us", "UTC")),
-         ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"]),
+         ["0001-01-01T00:00:00.000000Z", "9999-12-31T23:59:59.999999Z"]),
         (pa.array([TIME.replace(second=10, microsecond=0), TIME.replace(microsecond=1)], ZONED),
-         ["2026-11-15T07:15:10Z", "2026-11-15T07:15:08.000001Z"]),
-        (pa.array([TIME.replace(second=0, microsecond=0)], pa.timestamp("s", "UTC")), ["2026-11-15T07:15:00Z"]),
+         ["2026-11-15T07:15:10.000000Z", "2026-11-15T07:15:08.000001Z"]),
+        (pa.array([TIME.replace(second=0, microsecond=0)], pa.timestamp("s", "UTC")), ["2026-11-15T07:15:00.000000Z"]),
         (pa.array([date(2026, 11, 15)]), ["2026-11-15"]),
         (pa.array([time(10, 0, 1)], pa.time64("ns")), ["10:00:01.000000000"]),
         (pa.array([1.5, float("nan"), float("inf"), float("-inf"), None]), [1.5, None, None, None, None]),
@@ -59,7 +60,7 @@ def values(column: pa.Array) -> list[Any]:
         (pa.array([True, False, None]), [True, False, None]),
         (pa.nulls(2), [None, None]),
         (pa.array([{"a": 1, "b": [TIME]}, None], pa.struct([("a", pa.int32()), ("b", pa.list_(ZONED))])),
-         [{"a": 1, "b": ["2026-11-15T07:15:08.256Z"]}, None]),
+         [{"a": 1, "b": ["2026-11-15T07:15:08.256000Z"]}, None]),
         (pa.array([[("k", 1)], [], None], pa.map_(pa.string(), pa.int32())), [{"k": 1}, {}, None]),
         (pa.array([[(7, "x")]], pa.map_(pa.int32(), pa.string())), [{"7": "x"}]),
         (pa.array([[1, None], [], None]), [[1, None], [], None]),
@@ -69,6 +70,14 @@ def values(column: pa.Array) -> list[Any]:
 def test_every_type_is_written_as_json(column: pa.Array, expected: list[Any]) -> None:
     assert values(column) == expected
     assert values(column.slice(1)) == expected[1:], "a part of a column is written like the whole"
+
+
+@pytest.mark.parametrize("name", ["json", "jsonl", "csv", "markdown", "table"])
+def test_times_sort_as_text_in_every_format(name: str) -> None:
+    moments = [TIME.replace(microsecond=part) for part in (0, 1, 256, 1000, 250_000, 256_000)]
+    written = re.findall(r"2026-\S+?Z", text(name, batch(x=pa.array(moments, ZONED))))
+    assert len(written) == len(moments)
+    assert written == sorted(written)
 
 
 def test_decimals_are_json_numbers_with_all_digits() -> None:

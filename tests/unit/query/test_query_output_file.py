@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hypaware.errors import HypError, UsageError
-from hypaware.query.formats import open_output
+from hypaware.query.formats import format_of_file, open_output
 
 
 def test_the_file_appears_complete_and_only_at_the_end(tmp_path: Path) -> None:
@@ -94,3 +94,11 @@ def test_a_disk_error_is_reported_with_the_name_of_the_file(tmp_path: Path) -> N
         raise OSError(28, "No space left on device")
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("x.csv", "csv"), ("a/X.JSON", "json"), ("x.jsonl", "jsonl"), ("x.md", "markdown"), ("x", "table")],
+)
+def test_the_name_of_a_file_implies_its_format(name: str, expected: str) -> None:
+    assert format_of_file(Path(name)) == expected

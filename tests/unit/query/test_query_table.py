@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -35,10 +36,32 @@ def test_null_and_an_empty_string_look_different() -> None:
 
 
 def test_a_table_that_is_too_wide_truncates_its_widest_columns() -> None:
-    shown = lines({"id": ["abc"], "text": ["x" * 100], "more": ["y" * 30]}, width=40)
+    shown = lines({"id": ["abc"], "text": ["x" * 100], "more": ["y" * 50]}, width=40)
 
     assert shown[2] == "abc  " + "x" * 16 + "…  " + "y" * 15 + "…"
     assert all(cell_len(line) <= 40 for line in shown)
+
+
+def test_neither_words_nor_numbers_are_split() -> None:
+    session, moment = "b4523ce0-57e2-4c33-a3cf-97f41b6e597e", datetime(2026, 11, 15, 7, tzinfo=UTC)
+    text = "A sentence of several words, which has no room here."
+    columns = {"session_id": [session], "tokens": [123_456_789_012], "content_text": [text]}
+    shown = lines(columns, width=80)
+    assert shown[2] == f"{session}  123456789012  A sentence of several…"
+    assert all(cell_len(line) <= 80 for line in shown)
+    shown = lines({**columns, "message_created_at": pa.array([moment], pa.timestamp("us", "UTC"))}, width=80)
+    assert shown[1:] == [
+        f"session_id          {session}",
+        "tokens              123456789012",
+        f"content_text        {text}",
+        "message_created_at  2026-11-15T07:00:00.000000Z",
+    ]
+
+
+def test_a_number_that_is_wider_than_those_before_it_is_shown_in_full() -> None:
+    small, large = (pa.RecordBatch.from_arrays([pa.array([n])], names=["n"]) for n in (1, 10**12))
+    shown = b"".join(formats.render("table", small.schema, [small, large], width=80)).decode().splitlines()
+    assert shown[2:] == ["1", "1000000000000"]
 
 
 def test_without_a_width_nothing_is_truncated() -> None:
@@ -89,5 +112,5 @@ def test_no_line_is_ever_wider_than_the_terminal(rows: list[list[str | None]], w
 
     shown = lines(columns, width=width)
 
-    assert len(shown) == 2 + len(rows)
+    assert len(shown) == (4 * len(rows) if shown[0].startswith("── row 1") else 2 + len(rows))
     assert all(cell_len(line) <= width for line in shown)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -195,71 +194,11 @@ def test_signed_tokens_and_server_id_survive_a_restart(home: Home) -> None:
         assert second.client.ask("GET", "/v1/capabilities").json["server_id"] == name
 
 
-def test_client_without_gateway_id_is_identified_by_its_rows(server: Server, home: Home) -> None:
-    """A client of the published contract enrols with its token alone; its rows carry the gateway id."""
-    client, theirs = server.plain(), Gateway(server.url, gateway_id="their-id")
-
-    assert client.send("b-1", theirs.rows(3)).status == 202
-    assert client.send("b-1", theirs.rows(3)).json["stored"] == 0
-    assert len(stored(home)) == 3
-    (known,) = auth.list_gateways(home)
-    assert (known.gateway_id, known.bound_by, known.label) == ("their-id", "token", "tests")
-
-
-def test_clients_without_gateway_id_on_one_token_do_not_share_batch_ids(server: Server, home: Home) -> None:
-    """Their batch ids may consist of sequences only, and so be equal."""
-    client = server.plain()
-    for name in ("id-1", "id-2"):
-        assert client.send("b-1", Gateway(server.url, gateway_id=name).rows(3)).json["stored"] == 3
-    assert len(stored(home)) == 6
-
-
-def test_client_without_gateway_id_cannot_write_as_another_gateway(server: Server, home: Home) -> None:
-    server.enrolled("gw-1")
-    other_token, _ = auth.create_token(server.home, "others")
-    server.plain(other_token).send("b-1", Gateway(server.url, gateway_id="their-id").rows(1))
-
-    for name in ("gw-1", "their-id"):
-        answer = server.plain().send("b-2", Gateway(server.url, gateway_id=name).rows(3))
-        assert (answer.status, answer.error) == (422, "invalid_row")
-    mixed = Gateway(server.url, gateway_id="id-1").rows(1) + Gateway(server.url, gateway_id="id-2").rows(1)
-    assert server.plain().send("b-3", mixed).json["line"] == 2
-    assert len(stored(home)) == 1
-    assert incoming_files(home) == []
-
-
-def test_client_without_gateway_id_keeps_its_gateway_when_its_token_is_replaced_under_the_same_label(
-    server: Server,
-) -> None:
-    theirs = Gateway(server.url, gateway_id="their-id")
-    server.plain().send("b-1", theirs.rows(3))
-    auth.revoke_token(server.home, "tests")
-    replacing, _ = auth.create_token(server.home, "tests")
-
-    again = server.plain(replacing)
-    assert again.send("b-1", theirs.rows(3)).json["stored"] == 0
-    assert again.send("b-2", theirs.rows(3, start=3)).json["stored"] == 3
-
-
-def test_client_that_later_sends_a_secret_is_identified_by_it(server: Server) -> None:
-    theirs = Gateway(server.url, gateway_id="gw-1")
-    server.plain().send("b-1", theirs.rows(3))
-    gateway = server.enrolled("gw-1")
-
-    assert gateway.send("b-1", theirs.rows(3)).json["stored"] == 0
-    assert server.plain().send("b-2", theirs.rows(3)).status == 422
-
-
-def test_row_without_any_gateway_is_rejected(server: Server) -> None:
-    for name in (None, "", 7, "x" * 300, "a\nb"):
-        body = Gateway(server.url).rows(1).replace(b'"gw-1"', json.dumps(name).encode())
-        assert server.plain().send("b-1", body).status == 422
-
-
-def test_client_without_gateway_id_cannot_query_deliveries(server: Server) -> None:
-    client = server.plain()
-    assert client.ask("GET", "/v1/ingest/proxy/batches/b-1").status == 403
-    assert client.ask("GET", "/v1/ingest/proxy/watermark?source=claude&incarnation=i").status == 403
+def test_token_without_a_gateway_is_rejected(server: Server) -> None:
+    """Earlier versions signed such tokens."""
+    signer = TokenSigner(auth.signing_key(server.home))
+    nameless = signer.sign(Caller("tok", "owner", ""))
+    assert Client(server.url, nameless.jwt).ask("POST", "/v1/identity/refresh").status == 401
 
 
 def test_operator_can_list_gateways(server: Server, home: Home) -> None:

@@ -24,7 +24,7 @@ from hypaware.server import auth, batches
 from hypaware.spool import segments
 from hypaware.status import processes
 from tests.support.command import Hyp
-from tests.support.processes import eventually
+from tests.support.processes import eventually, open_umask, read_umask
 from tests.support.receiver import LIMITS, Client, Gateway, enrol, messages, running, served, stored
 from tests.support.rows import DATASET
 
@@ -47,6 +47,12 @@ def test_server_announces_its_address_and_ends_on_sigterm(home: Home) -> None:
             assert not (home.run / "server.json").exists()
             assert processes.inspect_server(home) == {"state": "stopped"}
     assert stored(home) == messages(range(1, 6))
+
+
+def test_files_of_a_server_are_private_whatever_the_umask_of_its_shell(home: Home) -> None:
+    with open_umask(), running(home) as (url, process):
+        assert url
+        assert read_umask(process.pid) == 0o077
 
 
 def test_home_has_one_server(home: Home) -> None:

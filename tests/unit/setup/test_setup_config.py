@@ -243,6 +243,6 @@ def test_removing_a_table_removes_nothing_else(home: Home) -> None:
     text = (
         'version = 1\n[sinks.a]\nkind = "blob"\ndestination = "/a"\n[sinks.b]\nkind = "blob"\ndestination = "/b" # b\n'
     )
-    left = edit.remove_table(text, ("sinks", "a"), home.config)
+    left = edit.remove_key(text, ("sinks", "a"), home.config)
     assert tomllib.loads(left)["sinks"] == {"b": {"kind": "blob", "destination": "/b"}}
     assert left.endswith('destination = "/b" # b\n')

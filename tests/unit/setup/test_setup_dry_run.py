@@ -29,7 +29,7 @@ def test_a_dry_run_without_a_home_creates_nothing(hyp: Hyp, user: Path, tmp_path
     assert "+[clients.claude]" in out
     assert "18 rows of 2 sessions would be imported" in out
     assert '"ANTHROPIC_BASE_URL": "http://127.0.0.1:18521/claude"' in out
-    assert "+model_provider = " in out
+    assert "+openai_base_url = " in out
     assert "would be downloaded to" in out
     # A missing requirement is reported with its repair.
     assert "Spark requires Java 17 or 21" in out

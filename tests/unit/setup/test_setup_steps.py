@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from hypaware.clients import attach
 from hypaware.clients.claude import CLIENT
-from hypaware.home import Home
+from hypaware.daemon import lifecycle
+from hypaware.gateway import handover
+from hypaware.home import Home, daemon_process, locks
+from tests.support.fake_supervisors import FakeSupervisors
+from tests.support.ports import FreePort
+from tests.support.processes import eventually
 
 Hyp = Callable[..., tuple[int, str, str]]
 ALONE = ("--no-daemon", "--no-backfill")
@@ -48,10 +55,74 @@ def test_a_disabled_client_that_is_still_attached_is_named(hyp: Hyp, user: Path,
     hyp("setup", *ALONE, "--client", "codex")
     assert CLIENT.settings is not None
     attach.attach_client(home, CLIENT.settings, "http://127.0.0.1:1", {"HOME": str(user)})
+    (user / ".claude/settings.json").write_text("{}")  # otherwise the command would open the address
     assert (
         "next: claude is disabled but still attached to the gateway: hyp client detach claude"
         in hyp("setup", *ALONE)[2]
     )
+
+
+@pytest.fixture
+def supervisors(
+    user: Path, home: Home, tmp_path: Path, free_port: FreePort, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeSupervisors]:
+    """A systemd, and a gateway with a port of its own; what the setup has started ends with the test."""
+    found = FakeSupervisors(tmp_path / "supervisor", tmp_path / "bin")
+    (found.bin / "cat").symlink_to("/bin/cat")
+    monkeypatch.setenv("PATH", str(found.bin))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    home.root.mkdir()
+    home.config.write_text(f'version = 1\n[gateway]\nlisten = "127.0.0.1:{free_port()}"\n')
+    yield found
+    lifecycle.stop_daemon(home, force=True)
+    if (pid := locks.lock_holder(handover.fallback_lock_path(home))) is not None:
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not locks.is_locked(handover.fallback_lock_path(home)))
+
+
+@pytest.mark.hazard(111)
+def test_clients_are_attached_to_a_daemon_that_starts_with_the_machine(
+    hyp: Hyp, home: Home, supervisors: FakeSupervisors
+) -> None:
+    out = hyp("setup", "--yes", "--no-backfill", "--dry-run")[1]
+    assert "would be started now and with every login" in out
+    assert lifecycle.find_installed_service(home) is None
+    code, _, err = hyp("setup", "--yes", "--no-backfill")
+    assert (code, "starts with every login" in err, "after a reboot" in err) == (NO_JAVA, True, False)
+    assert "loginctl enable-linger" in err
+    assert lifecycle.find_installed_service(home) is not None
+    pid = daemon_process.running_daemon(home)
+    assert pid is not None
+    assert lifecycle.started_by(home, pid) == "systemd"
+    steps = json.loads(hyp("setup", "--yes", "--no-backfill", "--json")[1])["steps"]
+    assert [step["status"] for step in steps if step["step"] in ("daemon", "attach")] == ["unchanged"] * 3
+    assert daemon_process.running_daemon(home) == pid
+
+
+@pytest.mark.hazard(111)
+@pytest.mark.parametrize("why", ["absent", "failing"])
+def test_without_a_working_supervisor_the_setup_says_what_happens_after_a_reboot(
+    hyp: Hyp, home: Home, user: Path, supervisors: FakeSupervisors, why: str
+) -> None:
+    if why == "absent":
+        supervisors.go_down()
+    else:
+        (user / ".config/systemd").mkdir(parents=True)
+        (user / ".config/systemd/user").touch()
+    code, _, err = hyp("setup", "--yes", "--no-backfill")
+    assert code == NO_JAVA
+    assert "it does not start with this machine: " in err
+    assert "after a reboot, attached clients cannot reach their provider until" in err
+    assert "hyp daemon install" in err
+    assert "ANTHROPIC_BASE_URL" in (user / ".claude/settings.json").read_text()
+    pid = daemon_process.running_daemon(home)
+    assert pid is not None
+
+
+def test_a_setup_that_attaches_nothing_installs_no_service(hyp: Hyp, home: Home, supervisors: FakeSupervisors) -> None:
+    _, _, err = hyp("setup", "--yes", "--no-backfill", "--no-attach")
+    assert lifecycle.find_installed_service(home) is None
+    assert "next: to start the daemon with every login: hyp daemon install" in err
 
 
 def test_a_home_that_cannot_be_created_stops_the_setup_at_once(

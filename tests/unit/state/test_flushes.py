@@ -146,10 +146,12 @@ def test_committed_segments_can_be_named_twice(store: StateStore) -> None:
     assert _committed(store, "a", "b", "c") == {"a", "b"}
 
 
-def test_old_finished_flushes_are_forgotten_and_unfinished_ones_are_kept(store: StateStore) -> None:
+def test_old_finished_flushes_are_forgotten_but_for_one_of_each_day(store: StateStore) -> None:
+    """The days of commits show whether the clock can be trusted. Unfinished flushes are kept."""
     old = (datetime.now(UTC) - timedelta(days=31)).isoformat()
-    done, burnt, open_ = (_reserve(store, (name, 1)) for name in ("a", "b", "c"))
+    done, again, burnt, open_ = (_reserve(store, (name, 1)) for name in ("a", "e", "b", "c"))
     _record(store, done)
+    _record(store, again)
     _burn(store, burnt)
     with store.transaction() as connection:
         connection.execute("UPDATE segments SET updated_at = ?", (old,))
@@ -158,7 +160,8 @@ def test_old_finished_flushes_are_forgotten_and_unfinished_ones_are_kept(store: 
     with store.reading() as connection:
         assert [flush.id for flush in flushes.unfinished_flushes(connection)] == [open_.id]
         assert set(connection.values("SELECT name FROM segments")) == {"b", "c", "d"}
-        assert len(connection.rows("SELECT id FROM flushes")) == 2
+        assert len(connection.rows("SELECT id FROM flushes")) == 3
+        assert len(flushes.commit_times(connection)) == 2
 
 
 @pytest.mark.hazard(14)

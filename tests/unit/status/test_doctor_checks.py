@@ -151,7 +151,7 @@ def test_gateway_port_is_ours_free_or_taken(at: StatusHome) -> None:
             at.write_config(f'[gateway]\nlisten = "127.0.0.1:{port}"\n')
             assert checked(at, doctor.check_gateway).status == status
     assert checked(at, doctor.check_gateway).status == "ok"
-    at.write_config('[gateway]\nlisten = "192.0.2.1:18521"\n')
+    at.write_config('[gateway]\nlisten = "192.0.2.1:18521"\nallowed_hosts = ["192.0.2.1"]\n')
     assert checked(at, doctor.check_gateway).status == "failed"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -17,7 +18,7 @@ import pytest
 from hypaware.engine import launcher
 from hypaware.engine.jvm import java_install_command
 from hypaware.gateway import attach_status, handover
-from hypaware.home import Home
+from hypaware.home import Home, locks
 from hypaware.lake import tombstones
 from hypaware.lake.tombstones import Tombstone
 from hypaware.privacy import folder_memory, ignored_sessions
@@ -26,6 +27,7 @@ from hypaware.state import flushes, streams
 from hypaware.status import diagnostics, home_health
 from hypaware.status.diagnostics import call_with_timeout
 from tests.support.delivery_home import DeliveryHome, key
+from tests.support.foreign_rows import add_foreign_rows, mark_delete_files
 from tests.support.light_home import append
 from tests.support.retention_cases import RetentionSite
 from tests.support.rows import DATASET, rows
@@ -36,7 +38,7 @@ KINDS = re.compile(r'\b(?:error|warning|info|say)\(\s*"(\w+)"')
 
 
 def test_installed_but_detached_client_is_reported_with_the_attach_command(at: StatusHome) -> None:
-    at.made().with_client()
+    at.with_rows(3).with_client()
     message = at.diagnostic("client_not_attached")
     assert (message.severity, message.repair) == ("info", ("hyp client attach claude",))
     assert at.snapshot().overall == "ok"
@@ -54,8 +56,21 @@ def test_client_disabled_in_the_config_is_reported(at: StatusHome) -> None:
     assert at.diagnostic("client_disabled").severity == "warning"
 
 
+def test_settings_that_give_others_access_are_reported(at: StatusHome) -> None:
+    at.write_config(
+        '[gateway]\nlisten = "0.0.0.0:18521"\nallowed_hosts = ["192.0.2.7"]\n'
+        '[engine]\nmaster = "spark://cluster.example:7077"\n'
+        '[sinks.team]\nkind = "forward"\nurl = "http://collector.example"\n'
+    )
+    assert at.diagnostic("gateway_remote").severity == "info"
+    unencrypted = at.diagnostic("sink_unencrypted")
+    assert unencrypted.severity == "warning"
+    assert unencrypted.repair == ("hyp config set sinks.team.url https://collector.example",)
+    assert "engine.secret_file" in at.diagnostic("cluster_without_secret").repair[0]
+
+
 def test_missing_daemon_means_down_if_it_is_needed(at: StatusHome) -> None:
-    at.made()
+    at.with_rows(3)
     assert at.snapshot().overall == "ok"
     at.write_config("[clients.claude]\nenabled = true\n")
     message = at.diagnostic("daemon_down")
@@ -63,6 +78,16 @@ def test_missing_daemon_means_down_if_it_is_needed(at: StatusHome) -> None:
     with at.daemon():
         assert "daemon_down" not in at.kinds()
         assert at.snapshot().daemon["state"] == "running"
+
+
+def test_empty_home_in_which_nothing_runs_is_not_healthy(at: StatusHome) -> None:
+    at.made()
+    message = at.diagnostic("nothing_recorded")
+    assert (message.severity, message.repair, at.snapshot().overall) == ("warning", ("hyp setup",), "degraded")
+    with at.daemon():
+        assert "nothing_recorded" not in at.kinds()
+    append(at.home, rows(1))
+    assert "nothing_recorded" not in at.kinds()
 
 
 def test_status_file_of_a_killed_daemon_is_ignored(at: StatusHome) -> None:
@@ -84,6 +109,26 @@ def test_attached_client_served_by_the_fallback_is_reported(at: StatusHome) -> N
         assert at.diagnostic("client_unrecorded").repair == ("hyp daemon start",)
         at.write_config(f'[gateway]\nlisten = "127.0.0.1:{port}"\n')
         assert at.snapshot().sources[0]["answered_by"] == "fallback"
+
+
+def test_a_daemon_that_does_not_end_is_reported(at: StatusHome) -> None:
+    at.made()
+    with at.daemon(stopping_since=(at.now - timedelta(minutes=5)).isoformat()):
+        message = at.diagnostic("daemon_stopping")
+    assert (message.severity, message.repair) == ("warning", ("hyp daemon stop --force",))
+    assert "asked to stop 5 minutes ago" in message.message
+
+
+def test_an_address_that_stays_open_after_detach_is_reported(at: StatusHome) -> None:
+    at.made()
+    assert "address_open" not in at.kinds()
+    lock = locks.try_lock(handover.fallback_lock_path(at.home))
+    assert lock is not None
+    message = at.diagnostic("address_open")
+    assert (message.severity, message.repair) == ("info", (f"kill {os.getpid()}",))
+    at.attached(1)
+    assert "address_open" not in at.kinds()
+    locks.unlock(lock)
 
 
 def test_attached_client_without_requests_is_reported_as_info(at: StatusHome) -> None:
@@ -257,8 +302,26 @@ def test_rolled_back_lake_is_reported(at: StatusHome) -> None:
 
 def test_clock_set_back_is_reported(at: StatusHome) -> None:
     at.with_rows(3)
-    assert at.diagnostic("clock_went_back", at.now - timedelta(hours=2)).severity == "error"
+    assert at.diagnostic("clock_went_back", at.now - timedelta(hours=2)).severity == "warning"
     assert "clock_went_back" not in at.kinds(at.now - timedelta(seconds=5))
+
+
+@pytest.mark.hazard(100)
+def test_rows_without_a_sequence_are_reported(at: StatusHome) -> None:
+    at.with_rows(3)
+    assert "rows_without_sequence" not in at.kinds()
+    add_foreign_rows(at.home, 2)
+    found = at.diagnostic("rows_without_sequence")
+    assert "2 rows of ai_gateway_messages" in found.message
+    assert found.repair == ("hyp verify --repair",)
+
+
+@pytest.mark.hazard(99)
+def test_delete_files_of_another_program_are_reported(at: StatusHome) -> None:
+    at.with_rows(3)
+    at.with_rows(3, start=3)
+    mark_delete_files(at.home)
+    assert at.diagnostic("delete_files").repair == (f"hyp maintain {DATASET} --rebuild",)
 
 
 def test_unfinished_and_finished_purges_are_reported(at: StatusHome) -> None:
@@ -396,7 +459,7 @@ def test_filling_disk_is_reported_before_it_is_full(
     at: StatusHome, monkeypatch: pytest.MonkeyPatch, free: int, grows: int, kind: str
 ) -> None:
     """Replace the disk usage that the system reports."""
-    at.made()
+    at.with_rows(3)
     usage = shutil.disk_usage(at.home.root)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=free))
     monkeypatch.setattr(home_health, "_daily_growth", lambda _view, _lake: grows)
@@ -416,7 +479,7 @@ def test_engine_that_is_not_installed_or_does_not_answer_is_reported(
 
 def test_missing_java_is_reported(at: StatusHome) -> None:
     """With jars but without Java nothing can be committed, so the status must not be ok."""
-    at.made()
+    at.with_rows(3)
     assert at.snapshot().overall == "ok"
     (at.programs / "java").unlink()
     assert at.diagnostic("java_missing").repair == (java_install_command(),)

@@ -296,6 +296,19 @@ def test_rows_purged_here_are_not_imported_from_a_cache(home: Home, cache: Path)
     assert parts(home) == ["1", "3", "5"]
 
 
+@pytest.mark.hazard(85)
+def test_rows_purged_here_are_counted_for_a_cache_without_a_spool(home: Home, cache: Path) -> None:
+    read_identity(home)
+    durable_files.make_dir(home.lake)
+    purged = Tombstone("session", "session-2", "hyp purge --session session-2")
+    tombstones.create_tombstones(home, [purged], "2026-11-15T00:00:00Z")
+    builder = Builder(cache)
+    builder.add([row(1), row(2, session_id="session-2"), row(3)], [1, 2, 3])
+    builder.commit()
+    report = take_over(home, cache)
+    assert (*counts(report), of_source(report)["rows_purged"]) == (3, 2, 0, 0, 1)
+
+
 def test_values_without_a_column_are_kept_in_attributes_and_reported(home: Home, cache: Path) -> None:
     moment = datetime.fromisoformat("2026-09-01T00:00:00Z")
     builder = Builder(cache, more={"mood": pa.string(), "seen_at": pa.timestamp("us", tz="UTC"), "blob": pa.binary()})

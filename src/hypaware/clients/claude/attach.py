@@ -1,8 +1,12 @@
-"""Attach Claude Code: `env.ANTHROPIC_BASE_URL` and three hooks in its `settings.json`.
+"""Attach Claude Code: `env.ANTHROPIC_BASE_URL` and two hooks in its `settings.json`.
 
-The hooks (SessionStart, UserPromptSubmit, PostToolUse of Bash) run `hyp hook claude`, which records the session's
-working folder. A base URL that the user had set, in the file or in the environment, becomes the gateway's upstream
-for this client; detach restores it.
+The hooks (UserPromptSubmit, PostToolUse of Bash) record the session's working folder, see `clients.session_hook`. There
+is no SessionStart hook: `--output-format stream-json` would show it before `init`. A base URL that the user had set, in
+the file or in the environment, becomes the gateway's upstream for this client; detach restores it.
+
+Behind a base URL that it does not know, Claude Code sends other requests: other betas and prompts, and in some versions
+the schema of every MCP tool. If the upstream is Anthropic itself, attach therefore also sets `ASSUME_FIRST_PARTY`. If a
+proxy is configured, attach excepts the gateway from it with `NO_PROXY`.
 
 The text is edited in place, without touching any other byte. It must be plain JSON: no comments, no NaN, no duplicate
 keys in the objects that are read. New lines follow the indentation of the text; single-line text stays on one line.
@@ -12,20 +16,31 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+from urllib.parse import urlsplit
 
-from hypaware.clients import settings_file
-from hypaware.clients.attach import CLAUDE_BASE, AttachRecord, Environment, PreviousUpstream, SettingsEdit
+from hypaware.clients import session_hook, settings_file
+from hypaware.clients.attach import (
+    CLAUDE_BASE,
+    AttachRecord,
+    Environment,
+    PreviousUpstream,
+    SettingsEdit,
+    find_proxy_exception,
+)
 from hypaware.clients.claude.history import config_folder
 from hypaware.clients.settings_file import SettingsRefused, Splice
 
 VARIABLE = "ANTHROPIC_BASE_URL"
-EVENTS: Mapping[str, str | None] = {"SessionStart": None, "UserPromptSubmit": None, "PostToolUse": "Bash"}
+ASSUME_FIRST_PARTY = "_CLAUDE_CODE_ASSUME_FIRST_PARTY_BASE_URL"
+_ANTHROPIC = "api.anthropic.com"
+EVENTS: Mapping[str, str | None] = {"UserPromptSubmit": None, "PostToolUse": "Bash"}
+_EARLIER_EVENTS = ("SessionStart",)
+"""Events for which earlier versions installed a hook."""
 _SECONDS = 5
 _OURS = re.compile(r"\bhyp'? hook claude\b")
 _OUR_URL = re.compile(r"http://(?:127\.0\.0\.1|localhost|\[::1\]):\d+" + re.escape(CLAUDE_BASE))
@@ -60,8 +75,8 @@ def hook_command(environment: Environment) -> str:
     sibling = Path(sys.executable).parent / "hyp"
     program = str(sibling) if sibling.is_file() else shutil.which("hyp") or "hyp"
     chosen = environment.get("HYP_HOME")
-    home = f"HYP_HOME={shlex.quote(str(Path(chosen).expanduser().absolute()))} " if chosen else ""
-    return f"{home}{shlex.quote(program)} hook claude 2>/dev/null || :"
+    home = str(Path(chosen).expanduser().absolute()) if chosen else None
+    return session_hook.build_hook_command("claude", program, home)
 
 
 class ClaudeSettings:
@@ -79,17 +94,35 @@ class ClaudeSettings:
         if not text.strip(_BOM + " \t\r\n"):
             edits.add(Splice(len(text), "", "{\n}\n"))
         if previous != base_url:
-            edits.set_variable(base_url)
+            edits.set_variable(VARIABLE, base_url)
+        own = (environment.get(VARIABLE, "") if previous is None else previous).rstrip("/")
+        is_ours = own == base_url or _OUR_URL.fullmatch(own) is not None
+        variables = []
+        if ASSUME_FIRST_PARTY not in settings.get("env", {}) and (
+            not own or is_ours or urlsplit(own).hostname == _ANTHROPIC
+        ):
+            edits.set_variable(ASSUME_FIRST_PARTY, "1")
+            variables.append(ASSUME_FIRST_PARTY)
+        env = settings.get("env", {})
+        # Claude Code sends plain HTTP to an HTTPS proxy too, even for this machine.
+        proxies = ("https_proxy", "http_proxy")
+        exception = find_proxy_exception({**environment, **env}, proxies, urlsplit(gateway).hostname or "")
+        if exception:
+            edits.set_variable(*exception)
         for event, matcher in EVENTS.items():
             if command not in _list_commands(settings, event):
                 edits.add_hook(event, matcher, command)
-        own = (environment.get(VARIABLE, "") if previous is None else previous).rstrip("/")
-        is_ours = own == base_url or _OUR_URL.fullmatch(own) is not None
         return SettingsEdit(
             splices=tuple(edits.done),
             base_url=base_url,
-            ours={"base_urls": [base_url], "commands": [command], "created": edits.created},
-            before={"base_url": previous},
+            ours={
+                "base_urls": [base_url],
+                "variables": variables,
+                "exceptions": [exception[1]] if exception else [],
+                "commands": [command],
+                "created": edits.created,
+            },
+            before={"base_url": previous, **({exception[0]: env.get(exception[0])} if exception else {})},
             upstream=PreviousUpstream(CLAUDE_BASE, own) if own and not is_ours else None,
             notes=tuple(_notes(settings, environment)),
         )
@@ -100,16 +133,27 @@ class ClaudeSettings:
             return text
         settings = self._settings(text)
         edits = _Edits(text)
-        value = settings.get("env", {}).get(VARIABLE)
-        if isinstance(value, str) and (value in ours.get("base_urls", ()) or _OUR_URL.fullmatch(value)):
-            edits.restore_variable(record.before.get("base_url") if record else None)
-        for event in EVENTS:
+        env = settings.get("env", {})
+        value = env.get(VARIABLE, "")
+        is_ours = value in ours.get("base_urls", ()) or _OUR_URL.fullmatch(value) is not None
+        if is_ours:
+            edits.restore_variable(VARIABLE, record.before.get("base_url") if record else None)
+        is_set = ASSUME_FIRST_PARTY in ours.get("variables", ()) if record else is_ours
+        if is_set and env.get(ASSUME_FIRST_PARTY) == "1":
+            edits.restore_variable(ASSUME_FIRST_PARTY, None)
+        for name in ("no_proxy", "NO_PROXY"):
+            if record and name in env and env[name] in ours.get("exceptions", ()):
+                edits.restore_variable(name, record.before.get(name))
+        for event in (*EVENTS, *_EARLIER_EVENTS):
             edits.remove_hooks(event, ours.get("commands", ()))
         # Without a record it is unknown whether attach created these containers; empty ones mean nothing to the client.
         edits.remove_empty(ours.get("created", ()) if record else edits.emptied)
         if record and not record.existed and edits.text.strip() == "{}":
             return ""
         return edits.text
+
+    def explain_removal(self, text: str, environment: Environment) -> tuple[str, ...]:
+        return ()
 
     def base_url(self, text: str) -> str | None:
         found = self._settings(text).get("env", {}).get(VARIABLE)
@@ -126,7 +170,9 @@ class ClaudeSettings:
             env, hooks = settings.get("env", {}), settings.get("hooks", {})
             if not isinstance(env, dict) or not isinstance(env.get(VARIABLE, ""), str):
                 raise _NotPlainJson(f"env is not an object, or its {VARIABLE} is not text")
-            if not isinstance(hooks, dict) or not all(isinstance(hooks.get(event, []), list) for event in EVENTS):
+            if not isinstance(hooks, dict) or not all(
+                isinstance(hooks.get(event, []), list) for event in (*EVENTS, *_EARLIER_EVENTS)
+            ):
                 raise _NotPlainJson("hooks is not an object, or the hooks of an event are not a list")
             # Refuses duplicate keys.
             for member in _list_items(text, _find_root(text)):
@@ -190,18 +236,18 @@ class _Edits:
         assert start is not None
         return start
 
-    def set_variable(self, value: str) -> None:
+    def set_variable(self, name: str, value: str) -> None:
         env = self._ensure({}, "env")
-        if found := _find_member(self.text, env, VARIABLE):
+        if found := _find_member(self.text, env, name):
             self.add(Splice(found.start, self.text[found.start : found.end], json.dumps(value, ensure_ascii=False)))
         else:
-            self.add(_add(self.text, env, value, VARIABLE))
+            self.add(_add(self.text, env, value, name))
 
-    def restore_variable(self, previous: str | None) -> None:
+    def restore_variable(self, name: str, previous: str | None) -> None:
         if previous is not None:
-            self.set_variable(previous)
+            self.set_variable(name, previous)
         elif (env := self._inside("env")) is not None:
-            self.add(_remove(self.text, env, VARIABLE))
+            self.add(_remove(self.text, env, name))
             self.emptied.add("env")
 
     def add_hook(self, event: str, matcher: str | None, command: str) -> None:

@@ -4,6 +4,9 @@ An entry is a line that makes a row, or would make one if it were not recorded a
 order of lines (which of two equal uuids counts, occurrences, the last line of a response, the first line of a
 session) uses the order in the file, which does not change when the file grows.
 
+A prompt that was typed while the client worked is an `attachment` line of the type `queued_command`, and a message of
+the user. Other attachments are no messages.
+
 A line belongs to its parent's thread (parentUuid, or logicalParentUuid across a compaction); a line without a parent
 starts a thread. Lines that make no rows are links between a message and the previous one.
 
@@ -47,6 +50,8 @@ _BOOKKEEPING = frozenset(
         *("tools-used", "cost-state", "atis-latch", "progress"),
     ]
 )
+_QUEUED_COMMAND = "queued_command"
+_HUMAN_ORIGINS = (None, "human", "person", "composer", "voice-call", "remote", "channel")
 _FILE_HISTORY = "file-history-"
 _REQUEST_LOG = "api-request"
 _SESSION_FACTS = {"version": "version", "cwd": "cwd", "git_branch": "gitBranch"}
@@ -119,6 +124,8 @@ class TranscriptSession:
     started_at: str | None = None
     uuids: set[str] = field(default_factory=set)
     """The uuids of its entries."""
+    queued: set[str] = field(default_factory=set)
+    """The uuids under which queued prompts of its entries may be written once more."""
 
 
 class TranscriptIndex:
@@ -167,7 +174,9 @@ class TranscriptIndex:
             return
         content = get_content(value, message)
         uuid = text_or_none(value.get("uuid"))
-        makes_row = has_parts(content) and uuid not in session.uuids
+        source = get_queued_source(value)
+        is_known = uuid in session.uuids or uuid in session.queued or source in session.uuids
+        makes_row = has_parts(content) and not is_known
         time = to_utc_text(value.get("timestamp"))
         response = self._response(value, message, session_id, root) if role == "assistant" else None
         held_as = response.key if response is not None else None
@@ -190,6 +199,8 @@ class TranscriptIndex:
             occurrence = self._occurrences.add(scope, role, content)
         else:
             session.uuids.add(uuid)
+        if source is not None:
+            session.queued.add(source)
         if response is not None and (request := value.get("requestRef")) is not None:
             shape = self._requests.first_use(session_id, request)
         session.entries.append(TranscriptEntry(line, uuid, time, fresh, occurrence, response, shape))
@@ -329,7 +340,29 @@ def get_role(value: LineValue, message: LineValue) -> str | None:
     if isinstance(role, str) and role:
         return role
     line_type = value.get("type")
-    return line_type if line_type in ("user", "assistant") else None
+    if line_type in ("user", "assistant"):
+        return str(line_type)
+    return "user" if get_queued_prompt(value) is not None else None
+
+
+def get_queued_prompt(value: LineValue) -> Any:
+    """Return the prompt that a person typed while the client worked; None if the line holds none."""
+    attachment = value.get("attachment")
+    if value.get("type") != "attachment" or not isinstance(attachment, dict):
+        return None
+    origin = attachment.get("origin")
+    is_typed = (
+        attachment.get("type") == _QUEUED_COMMAND
+        and attachment.get("commandMode") != "task-notification"
+        and attachment.get("isMeta") is not True
+        and attachment.get("carriedByCompaction") is not True
+        and (origin.get("kind") if isinstance(origin, dict) else None) in _HUMAN_ORIGINS
+    )
+    return attachment.get("prompt") if is_typed else None
+
+
+def get_queued_source(value: LineValue) -> str | None:
+    return None if get_queued_prompt(value) is None else text_or_none(value["attachment"].get("source_uuid"))
 
 
 def is_api_error(value: LineValue) -> bool:
@@ -338,7 +371,7 @@ def is_api_error(value: LineValue) -> bool:
 
 
 def get_content(value: LineValue, message: LineValue) -> Any:
-    content = message.get("content")
+    content = message.get("content") or get_queued_prompt(value)
     if not content or not is_api_error(value):
         return content
     blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]

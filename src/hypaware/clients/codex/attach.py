@@ -1,13 +1,16 @@
-"""Attach Codex: a provider entry in its `config.toml`, in blocks between two comments.
+"""Attach Codex: the key `openai_base_url` in its `config.toml`, in a block between two comments.
 
     # >>> hypaware …
-    model_provider = "hypaware"
+    openai_base_url = "http://127.0.0.1:18521/codex/v1"
     # <<< hypaware
 
-This block is at the top, because a key after a table header would belong to that table; the provider's table is at
-the end. If the user has chosen their own provider, it is kept and only its base_url changes, so that its key, headers
-and dialect stay; the previous base_url becomes the gateway's upstream. Every other byte of the file is kept, and an
-edit that would change the meaning of anything else is refused.
+This block is at the top, because a key after a table header would belong to that table. The key redirects the built-in
+provider, with an API key and with a ChatGPT login. The provider keeps its name: Codex resumes a session only under the
+provider under which it began. A value of the user changes in place. If they have chosen a provider of their own, only
+its base_url changes, so that its key, headers and dialect stay. The previous URL becomes the gateway's upstream. Every
+other byte of the file is kept, and an edit that would change the meaning of anything else is refused.
+
+Earlier versions added a provider named `hypaware`. Attach and detach remove it. Codex can only fork its sessions.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from hypaware.clients import settings_file
 from hypaware.clients.attach import (
@@ -28,15 +33,20 @@ from hypaware.clients.attach import (
     Environment,
     PreviousUpstream,
     SettingsEdit,
+    find_proxy_exception,
 )
 from hypaware.clients.settings_file import SettingsRefused, Splice
 
 BOM = "\ufeff"
+KEY = "openai_base_url"
 PROVIDER = "hypaware"
 _OPEN = "# >>> hypaware: requests go through the gateway on this machine; `hyp client detach codex` takes this out"
 _CLOSE = "# <<< hypaware"
 _BUILT_IN = "openai"
-_OUR_PATH = "|".join(map(re.escape, (CODEX_BASE, CODEX_CHATGPT_BASE)))
+_SHOWN = 5
+_MAX_META_BYTES = 1 << 20
+_EARLIER_BASE = "/codex/backend-api/codex"
+_OUR_PATH = "|".join(map(re.escape, (CODEX_BASE, CODEX_CHATGPT_BASE, _EARLIER_BASE)))
 _OUR_URL = re.compile(rf"http://(?:127\.0\.0\.1|localhost|\[::1\]):\d+(?:{_OUR_PATH})")
 
 
@@ -48,32 +58,40 @@ class CodexSettings:
 
     def attach(self, text: str, gateway: str, environment: Environment) -> SettingsEdit:
         config = parse_config(text)
+        if _has_our_provider(config, ()):
+            plain = self.detach(text, None)
+            edit = self.attach(plain, gateway, environment)
+            return replace(edit, splices=(settings_file.diff_splice(text, plain), *edit.splices))
         chosen = config.get("model_provider", _BUILT_IN)
         notes = tuple(_notes(config, chosen))
-        if chosen not in (_BUILT_IN, PROVIDER):
-            return self._through_their_provider(text, config, str(chosen), gateway, notes)
-        chatgpt = _is_chatgpt_login(environment)
-        prefix = CODEX_CHATGPT_BASE if chatgpt else CODEX_BASE
-        base_url = gateway + prefix
-        if config.get("model_providers", {}).get(PROVIDER) == _provider_table(base_url) and chosen == PROVIDER:
-            return SettingsEdit((), base_url, notes=notes)
-        if PROVIDER in config.get("model_providers", {}):
+        if exception := find_proxy_exception(
+            environment, ("http_proxy", "all_proxy"), urlsplit(gateway).hostname or ""
+        ):
             raise SettingsRefused(
-                f"Codex's config.toml already has another provider named {PROVIDER!r}. Nothing was written"
+                "Codex would send its requests for the gateway to the proxy of your environment. "
+                f"Set {'='.join(exception)} and attach again. Nothing was written"
             )
-        edits = tuple(_make_splices(text, config, base_url))
-        expected = deepcopy(config)
-        expected["model_provider"] = PROVIDER
-        expected.setdefault("model_providers", {})[PROVIDER] = _provider_table(base_url)
-        check_meaning(settings_file.apply_splices(text, edits), expected)
-        own = None if chatgpt else config.get("openai_base_url") or environment.get("OPENAI_BASE_URL")
-        own = own.rstrip("/") if own else None
+        if chosen != _BUILT_IN:
+            return self._through_their_provider(text, config, str(chosen), gateway, notes)
+        prefix = CODEX_CHATGPT_BASE if _is_chatgpt_login(environment) else CODEX_BASE
+        base_url, own = gateway + prefix, config.get(KEY)
+        if own == base_url:
+            return SettingsEdit((), base_url, notes=notes)
+        expected = {**config, KEY: base_url}
+        if own is None:
+            lines = (_OPEN, f'{KEY} = "{base_url}"', _CLOSE)
+            end = "\r\n" if "\r\n" in text else "\n"
+            edit_top = Splice(len(BOM) if text.startswith(BOM) else 0, "", "".join(line + end for line in lines))
+            check_meaning(settings_file.apply_splices(text, [edit_top]), expected)
+        else:
+            edit_top = edit_value(text, (KEY,), base_url, expected)
         return SettingsEdit(
-            splices=edits,
+            splices=(edit_top,),
             base_url=base_url,
             ours={"base_urls": [base_url]},
-            before={"model_provider": config.get("model_provider")},
-            upstream=PreviousUpstream(prefix, own) if own and not _OUR_URL.fullmatch(own) else None,
+            # The provider's name is for a file that still contains the settings of an earlier version.
+            before={KEY: own, "model_provider": config.get("model_provider")},
+            upstream=PreviousUpstream(prefix, own.rstrip("/")) if own and not _OUR_URL.fullmatch(own) else None,
             notes=notes,
         )
 
@@ -111,33 +129,50 @@ class CodexSettings:
             theirs["base_url"] = str(before["base_url"])
             edit = edit_value(text, ("model_providers", str(chosen), "base_url"), theirs["base_url"], config)
             return settings_file.apply_splices(text, [edit])
-        if PROVIDER not in config.get("model_providers", {}) and config.get("model_provider") != PROVIDER:
-            return text
+        our_urls = record.ours.get("base_urls", ()) if record else ()
         expected = deepcopy(config)
+        restored: dict[str, Any] = {}
+        if _is_our_url(config.get(KEY), our_urls):
+            restored[KEY] = before.get(KEY)
+        if _has_our_provider(config, our_urls):
+            if config.get("model_provider") == PROVIDER:
+                restored["model_provider"] = before.get("model_provider")
+            providers = expected.get("model_providers", {})
+            theirs = providers.pop(PROVIDER, {})
+            written = _provider_table(theirs.get("base_url"))
+            if remaining := {key: value for key, value in theirs.items() if written.get(key) != value}:
+                providers[PROVIDER] = remaining
+            if not providers:
+                expected.pop("model_providers", None)
+        for key, value in restored.items():
+            del expected[key]
+            if value is not None:
+                expected[key] = value
+        if expected == config:
+            return text
         text = _without_blocks(text, record)
-        if expected.get("model_provider") == PROVIDER:
-            if (earlier := before.get("model_provider")) is None:
-                del expected["model_provider"]
-            else:
-                expected["model_provider"] = earlier
-                if parse_config(text).get("model_provider") == PROVIDER:
-                    text = set_value(text, ("model_provider",), earlier)
-        providers = expected.get("model_providers", {})
-        ours = providers.pop(PROVIDER, {})
-        url, our_urls = ours.get("base_url"), record.ours.get("base_urls", ()) if record else ()
-        is_our_url = url in our_urls or _OUR_URL.fullmatch(str(url)) is not None
-        written = _provider_table(url if is_our_url else None)
-        remaining = {key: value for key, value in ours.items() if written.get(key) != value}
-        if remaining:
-            providers[PROVIDER] = remaining
-        if not providers and "model_providers" in expected:
-            del expected["model_providers"]
+        for key, value in restored.items():
+            if value is not None and parse_config(text).get(key) != value:
+                text = set_value(text, (key,), value)
         return _without_the_rest(text, expected)
+
+    def explain_removal(self, text: str, environment: Environment) -> tuple[str, ...]:
+        """Name the sessions that began under our provider: Codex resumes them only if it is configured."""
+        if not _has_our_provider(parse_config(text), ()):
+            return ()
+        ids = [found for path in _list_rollouts(environment) if (found := _session_of_our_provider(path))]
+        if not ids:
+            return ()
+        more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+        return (
+            f"Codex does not resume sessions that began under the provider {PROVIDER!r} of an earlier version; fork "
+            f"one to continue it, with `codex fork ID`: {', '.join(ids[:_SHOWN])}{more}",
+        )
 
     def base_url(self, text: str) -> str | None:
         config = parse_config(text)
         chosen = config.get("model_provider", _BUILT_IN)
-        found = config.get("model_providers", {}).get(chosen, {}).get("base_url") or config.get("openai_base_url")
+        found = config.get("model_providers", {}).get(chosen, {}).get("base_url") or config.get(KEY)
         return found if isinstance(found, str) else None
 
 
@@ -155,19 +190,31 @@ def _provider_table(base_url: str | None) -> dict[str, Any]:
     }
 
 
-def _make_splices(text: str, config: Mapping[str, Any], base_url: str) -> Iterator[Splice]:
-    end = "\r\n" if "\r\n" in text else "\n"
-    if "model_provider" in config:
-        top = edit_value(text, ("model_provider",), PROVIDER, {**config, "model_provider": PROVIDER})
-    else:
-        block = (_OPEN, f'model_provider = "{PROVIDER}"', _CLOSE)
-        top = Splice(len(BOM) if text.startswith(BOM) else 0, "", "".join(line + end for line in block))
-    yield top
-    text = settings_file.apply_splices(text, [top])
-    settings = (f"{key} = {json.dumps(value)}" for key, value in _provider_table(base_url).items())
-    lines = (_OPEN, f"[model_providers.{PROVIDER}]", *settings, _CLOSE)
-    begin = "" if not text or text.endswith("\n") else end
-    yield Splice(len(text), "", begin + "".join(line + end for line in lines))
+def _is_our_url(url: Any, our_urls: Collection[str]) -> bool:
+    return isinstance(url, str) and (url in our_urls or _OUR_URL.fullmatch(url) is not None)
+
+
+def _has_our_provider(config: Mapping[str, Any], our_urls: Collection[str]) -> bool:
+    """Return whether an earlier version has attached Codex. A provider of this name may also belong to the user."""
+    table = config.get("model_providers", {}).get(PROVIDER)
+    if table is None:
+        return config.get("model_provider") == PROVIDER
+    return _is_our_url(table.get("base_url"), our_urls)
+
+
+def _list_rollouts(environment: Environment) -> list[Path]:
+    """Return the rollouts, newest first: their names begin with their time."""
+    found = (codex_home(environment) / "sessions").rglob("rollout-*.jsonl")
+    return sorted(found, key=lambda path: path.name, reverse=True)
+
+
+def _session_of_our_provider(rollout: Path) -> str | None:
+    try:
+        with rollout.open("rb") as file:
+            meta = json.loads(file.readline(_MAX_META_BYTES))["payload"]
+        return str(meta["id"]) if meta["model_provider"] == PROVIDER else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _without_blocks(text: str, record: AttachRecord | None) -> str:
@@ -189,14 +236,15 @@ def _without_the_rest(text: str, expected: dict[str, Any]) -> str:
     if config != expected:
         mark, text = (BOM, text[1:]) if text.startswith(BOM) else ("", text)
         document: Any = tomlkit.parse(text)
-        if "model_provider" in config and "model_provider" not in expected:
-            document.remove("model_provider")
+        for key in (KEY, "model_provider"):
+            if key in config and key not in expected:
+                document.remove(key)
         ours, remaining = (each.get("model_providers", {}).get(PROVIDER, {}) for each in (config, expected))
         for key in ours:
             if key not in remaining:
-                document["model_providers"][PROVIDER].remove(key)
+                del document["model_providers"][PROVIDER][key]
         if not remaining and ours:
-            document["model_providers"].remove(PROVIDER)
+            del document["model_providers"][PROVIDER]
         if "model_providers" in config and "model_providers" not in expected:
             document.remove("model_providers")
         text = mark + tomlkit.dumps(document)
@@ -236,8 +284,9 @@ def parse_config(text: str) -> dict[str, Any]:
         raise SettingsRefused(
             "cannot edit Codex's config.toml: model_providers must contain tables. Nothing was written"
         )
-    if not isinstance(config.get("model_provider", ""), str):
-        raise SettingsRefused("cannot edit Codex's config.toml: model_provider must be text. Nothing was written")
+    for key in ("model_provider", KEY):
+        if not isinstance(config.get(key, ""), str):
+            raise SettingsRefused(f"cannot edit Codex's config.toml: {key} must be text. Nothing was written")
     return config
 
 

@@ -33,6 +33,7 @@ from hypaware.gateway.projection.turn import (
     without_cache_control,
 )
 from hypaware.model.blocks import to_blocks
+from hypaware.model.schemas import GATEWAY_TYPE
 
 _SUMMARY_PREFIX = "This session is being continued from a previous conversation"
 """How the first message begins after Claude Code has compacted its history."""
@@ -114,9 +115,9 @@ def _system_text(system: Any) -> str | None:
 def _classify_call(path: str, body: dict[str, Any], is_claude: bool) -> CallKind:
     """Classify a request; titles, token counts, warm-ups and summaries are not part of the conversation.
 
-    They share the session's id and often its text. They produce no rows; the raw exchange holds their kind and cost. A
-    request is classified only by a marker that its client is known to send. Any other request counts as a turn, so that
-    no guess ever drops what a user said.
+    They share the session's id and often its text. The raw exchange holds their kind and cost. A request is classified
+    only by a marker that its client is known to send. Any other request counts as a turn, so that no guess ever drops
+    what a user said.
     """
     if path.endswith("/count_tokens"):
         return CallKind.COUNT_TOKENS
@@ -273,6 +274,11 @@ class _MessageAssembler:
                 self._blocks[index]["input"] = joined if value is None else value
         blocks = [self._blocks[index] for index in sorted(self._blocks)]
         parts = _build_parts("assistant", blocks, self._finished)
+        if outcome.failed:
+            # The client discards a block that did not end, unless the user interrupted it.
+            for part in parts:
+                if part.block_index is not None and part.block_index >= self._finished:
+                    part.columns = {"provider_type": GATEWAY_TYPE, "provider_subtype": "unfinished"}
         counts = None if self._counts is None else to_usage(self._counts)
         return replace(
             outcome,
@@ -280,6 +286,5 @@ class _MessageAssembler:
             api_id=as_text(self._message.get("id")),
             in_transcript=True,
             model=self._message.get("model"),
-            # The client repeats a call that failed before its first output; its cost is only in the raw exchange.
-            usage=counts if parts or ended else None,
+            usage=counts,
         )

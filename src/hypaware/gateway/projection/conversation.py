@@ -74,6 +74,9 @@ class ConversationCache:
             count -= len(evicted.ids)
         return ConversationChanges(scope, conversation, is_new)
 
+    def find(self, scope: str) -> Conversation | None:
+        return self._conversations.get(scope)
+
     def find_origin(self, changes: ConversationChanges, keys: list[str]) -> Mapping[str, str]:
         """Return the keys of another conversation that contains all of `keys`: this one is a fork of it."""
         others = (each for each in reversed(self._conversations.values()) if each is not changes.conversation)
@@ -152,8 +155,11 @@ def find_new_parts(
         origin = conversations.find_origin(changes, [keys[index] for index in permanent if index <= last])
         changes.is_fork = bool(origin)
     recorded = next((index for index in reversed(model_parts) if keys[index] in recorded_keys), -1)
-    # The range belongs to this conversation, or it just shares some of its text.
-    up_to_recorded = [index for index in permanent if index <= recorded]
+    # The range belongs to this conversation, or it just shares some of its text. A summary of the history is new, even
+    # if the client repeats the last messages after it.
+    up_to_recorded = [
+        index for index in permanent if index <= recorded and not history[index].columns.get("is_compact_summary")
+    ]
     if not any(_has_id(history[index]) and keys[index] in recorded_keys for index in up_to_recorded) and not all(
         keys[index] in recorded_keys for index in up_to_recorded
     ):

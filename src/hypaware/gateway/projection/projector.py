@@ -5,8 +5,22 @@ The rows equal those that an import makes of the same conversation, as far as th
 no id; for the model's parts `api_message_id` and `block_index`; and `time_source: "request"` if a part was first seen
 in a history, so its time is unknown.
 
-Requests that are not part of the conversation (`CallKind`) produce no rows. An error response produces one row of type
-`error` for every attempt; the user's message is recorded with the first. Nothing here raises.
+Requests that are not part of the conversation (`CallKind`) produce no rows of their text. An error response produces
+one row of type `error` for every attempt; the user's message is recorded with the first. Nothing here raises.
+
+Rows that transcripts do not have are marked: their `provider_type` is `gateway`, and `provider_subtype` says what they
+are. A settlement removes the mark, because the native row has its own type.
+
+| subtype | row |
+|---|---|
+| `context` | what the client adds for the model: reminders, notes of the role system or developer, the environment; |
+| | also messages that it repeats after a summary of the history |
+| `unfinished` | a block that a failure cut off; the client asks again |
+| `failed_call` | the error of a call; the transcript has only the one that the client gave up on |
+| `compaction` | the tokens of a call that summarized the history; `part_type` is usage |
+| `no_output` | the tokens of a response that ended before its first block; `part_type` is usage |
+
+A rollout of Codex counts the tokens of such calls on the next message, so they get no row here.
 
 @ref capture#projection
 """
@@ -15,7 +29,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +37,7 @@ from hypaware.gateway.exchange import DecodedExchange
 from hypaware.gateway.projection import anthropic, chat_completions, responses
 from hypaware.gateway.projection.conversation import (
     ANSWERED,
+    Conversation,
     ConversationCache,
     ConversationChanges,
     NewParts,
@@ -33,6 +48,7 @@ from hypaware.gateway.projection.turn import CallKind, ModelResponse, Turn, as_t
 from hypaware.model.columns import format_timestamp
 from hypaware.model.datasets import Row
 from hypaware.model.expand import Exchange, Message, expand, fallback_scope
+from hypaware.model.schemas import GATEWAY_TYPE
 
 _READERS: tuple[tuple[re.Pattern[str], Callable[[DecodedExchange], Turn]], ...] = (
     (re.compile(r"/v1/messages(?:/count_tokens)?/?$"), anthropic.read_messages),
@@ -41,6 +57,7 @@ _READERS: tuple[tuple[re.Pattern[str], Callable[[DecodedExchange], Turn]], ...] 
 )
 _UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")
 _MAX_SEGMENTS, _MAX_LENGTH = 3, 60
+_CONTEXT = {"provider_type": GATEWAY_TYPE, "provider_subtype": "context"}
 SessionFacts = Callable[[str], Mapping[str, Any]]
 """Session id → columns known from elsewhere: cwd, git_branch, git_remote, head_sha, repo_root."""
 
@@ -72,33 +89,78 @@ def project_exchange(
         return Projection(client_name=decoded.client_name, skipped=skipped)
     turn = reader(decoded)
     projection = Projection(turn.kind, turn.dialect, turn.session_id, turn.client_name)
-    if turn.kind is not CallKind.TURN:
-        return replace(projection, skipped=Counter({f"side_call:{turn.kind}": 1}))
-    changes = conversations.open(
-        fallback_scope(turn.session_id, turn.conversation_id, turn.agent_id), format_timestamp(decoded.started_at)
-    )
+    scope = fallback_scope(turn.session_id, turn.conversation_id, turn.agent_id)
+    requested_at = format_timestamp(decoded.started_at)
     known_facts = facts(turn.session_id) if facts is not None else {}
+    if turn.kind is not CallKind.TURN:
+        skipped, rows = Counter({f"side_call:{turn.kind}": 1}), list[Row]()
+        if turn.kind is CallKind.COMPACTION and _counts_apart(turn):
+            conversation = conversations.find(scope) or Conversation(started_at=requested_at)
+            position = sum(not part.off_thread for part in turn.history)
+            messages = [_usage_message(decoded, turn, scope, turn.kind.value, conversation.last.get("id"))]
+            rows = _expand_messages(decoded, turn, messages, conversation, known_facts, skipped)
+            rows = [{**row, "message_index": position} for row in rows]
+        return replace(projection, rows=tuple(rows), skipped=skipped)
+    changes = conversations.open(scope, requested_at)
     parts = find_new_parts(turn.history, turn.response, changes, conversations)
     builder = _MessageBuilder(decoded, turn, changes)
+    rows = _expand_messages(decoded, turn, builder.messages(parts), changes.conversation, known_facts, builder.skipped)
+    for row in rows:
+        # The position in the whole request, not among its new parts.
+        row["message_index"] = builder.positions.get(row["message_id"], row["message_index"])
+    return replace(projection, rows=tuple(rows), skipped=builder.skipped, changes=changes)
+
+
+def _expand_messages(
+    decoded: DecodedExchange,
+    turn: Turn,
+    messages: Iterable[Message],
+    conversation: Conversation,
+    facts: Mapping[str, Any],
+    skipped: Counter[str],
+) -> list[Row]:
     exchange = Exchange(
         provider=decoded.provider,
         session_id=turn.session_id,
         client_name=turn.client_name or "",
-        messages=builder.messages(parts),
+        messages=messages,
         conversation_id=turn.conversation_id,
         client_version=turn.client_version,
-        started_at=changes.conversation.started_at,
-        columns={**turn.columns, **known_facts},
+        started_at=conversation.started_at,
+        columns={**turn.columns, **facts},
         attributes=turn.attributes,
         links={},
     )
-    rows = []
-    gateway = {"source": "live", "exchange_id": decoded.exchange_id}
-    for row in expand(exchange, gateway=gateway, skipped=builder.skipped):
-        # The position in the whole request, not among its new parts.
-        row["message_index"] = builder.positions.get(row["message_id"], row["message_index"])
-        rows.append(row)
-    return replace(projection, rows=tuple(rows), skipped=builder.skipped, changes=changes)
+    return list(expand(exchange, gateway={"source": "live", "exchange_id": decoded.exchange_id}, skipped=skipped))
+
+
+def _counts_apart(turn: Turn) -> bool:
+    """Return whether the tokens of a call without a message get a row of their own."""
+    return bool(turn.response.usage) and turn.dialect != responses.DIALECT
+
+
+def _usage_message(decoded: DecodedExchange, turn: Turn, scope: str, subtype: str, parent: str | None) -> Message:
+    """Build the row that holds only the tokens of a call; its id derives from the exchange."""
+    response = turn.response
+    columns = {"provider_type": GATEWAY_TYPE, "provider_subtype": subtype, "request_id": _find_request_id(decoded)}
+    if response.model is not None and "model" not in turn.columns:
+        columns["model"] = response.model
+    gateway = {"identity_source": "gateway_fallback", "api_message_id": response.api_id}
+    return Message(
+        role="assistant",
+        content=[{"type": "usage"}],
+        created_at=format_timestamp(decoded.ended_at),
+        message_id=short_hash(scope, "usage", decoded.exchange_id),
+        parent=parent,
+        usage=response.usage,
+        columns=columns,
+        attributes={"gateway": {name: value for name, value in gateway.items() if value is not None}},
+    )
+
+
+def _find_request_id(decoded: DecodedExchange) -> str | None:
+    headers = decoded.response_headers
+    return as_text(headers.get("request-id")) or as_text(headers.get("x-request-id"))
 
 
 class _MessageBuilder:
@@ -120,7 +182,12 @@ class _MessageBuilder:
             seen.part.unique_id for seen in parts.history if seen.is_new and seen.part.role != "assistant"
         } - {None}
         requested_at = format_timestamp(self._decoded.started_at)
+        is_compacted = False
         for seen in parts.history:
+            if is_compacted and seen.in_history:
+                # Repeated after the summary. The transcript has it before, where it may not have been recorded.
+                seen.part.columns = {**seen.part.columns, **_CONTEXT}
+            is_compacted = is_compacted or bool(seen.part.columns.get("is_compact_summary"))
             if seen.is_new or (seen.part.role == "assistant" and seen.part.unique_id in answered_calls):
                 self.positions[seen.id] = seen.position
                 gateway_attributes = {"time_source": "request"} if seen.in_history else {}
@@ -130,8 +197,7 @@ class _MessageBuilder:
     def _response_messages(self, parts: NewParts, responded_at: str) -> Iterator[Message]:
         response, last = self._turn.response, len(parts.response) - 1
         usage_index = last if response.usage_index is None else response.usage_index
-        headers = self._decoded.response_headers
-        request_id = as_text(headers.get("request-id")) or as_text(headers.get("x-request-id"))
+        request_id = _find_request_id(self._decoded)
         prompt = self._new_prompt() if any(seen.is_new for seen in parts.response) else {}
         for index, seen in enumerate(parts.response):
             self.positions[seen.id] = seen.position
@@ -147,7 +213,11 @@ class _MessageBuilder:
             message.usage = response.usage if index == usage_index else None
             message.finish_reason = response.finish_reason if index == last else None
             yield message
-        if response.usage and not any(seen.is_new for seen in parts.response):
+        if not parts.response and _counts_apart(self._turn):
+            message = _usage_message(self._decoded, self._turn, self._changes.scope, "no_output", parts.last_id)
+            self.positions[str(message.message_id)] = parts.length
+            yield message
+        elif response.usage and not any(seen.is_new for seen in parts.response):
             self.skipped["usage_without_message"] += 1
         if response.failed:
             yield self._failure(parts, response, request_id, responded_at)
@@ -159,6 +229,10 @@ class _MessageBuilder:
         if seen.is_new:
             self.skipped.update(part.dropped)
         native = part.native_id is not None
+        own_type: Mapping[str, Any] = {"provider_type": part.provider_type}
+        # Old versions of Codex send no ids and write all of their context to the rollout.
+        if part.ephemeral and (native or "codex" not in self._turn.attributes):
+            own_type = _CONTEXT
         gateway = dict(gateway_attributes) if native else {"identity_source": "gateway_fallback", **gateway_attributes}
         attributes: dict[str, Any] = {"gateway": {name: value for name, value in gateway.items() if value is not None}}
         if "codex" in self._turn.attributes:
@@ -170,7 +244,7 @@ class _MessageBuilder:
             message_id=seen.id,
             parent=seen.parent_id,
             fresh=seen.is_new,
-            columns={"provider_type": part.provider_type, **part.columns, **(columns or {})},
+            columns={**own_type, **part.columns, **(columns or {})},
             attributes=attributes,
         )
 
@@ -186,7 +260,7 @@ class _MessageBuilder:
             parent=parts.last_id,
             error_code=response.error_code,
             error_message=response.error_message,
-            columns={"provider_type": "assistant", "request_id": request_id},
+            columns={"provider_type": GATEWAY_TYPE, "provider_subtype": "failed_call", "request_id": request_id},
             attributes={"gateway": {"identity_source": "gateway_fallback"}},
         )
 

@@ -40,6 +40,7 @@ from hypaware.gateway.projection.turn import (
     parse_json,
     short_hash,
 )
+from hypaware.text import strip_url_credentials
 
 # These refer to earlier items, or hold nothing readable.
 _NOT_COUNTED = ("item_reference", "reasoning")
@@ -140,11 +141,15 @@ def _codex_facts(
     folder, properties = next(iter(workspaces.items())) if len(workspaces) == 1 else (None, None)
     workspace = as_mapping(properties)
     commit, has_changes = as_text(workspace.get("latest_git_commit_hash")), workspace.get("has_changes")
+    urls = as_mapping(workspace.get("associated_remote_urls"))
+    url = as_text(urls.get("origin")) or next(filter(None, map(as_text, urls.values())), None)
+    remote = None if url is None else strip_url_credentials(url)
     source, sandbox = as_text(metadata.get("thread_source")), as_text(metadata.get("sandbox_mode"))
     originator = as_text(headers.get("originator"))
     columns = {
         "conversation_source": "codex",
         "cwd": _stated_cwd(input_items) or folder,
+        "git_remote": remote,
         "head_sha": commit,
         "entrypoint": originator,
         "user_type": source,
@@ -157,6 +162,7 @@ def _codex_facts(
         "session_id": session or thread,
         "thread_id": thread if thread != (session or thread) else None,
         "workspace": folder,
+        "git_origin_url": remote,
         "git_commit": commit,
         "sandbox": sandbox,
         "originator": originator,

@@ -26,7 +26,7 @@ _MAX_MESSAGE = 2000
 
 
 class CallKind(StrEnum):
-    """The purpose of a request. Only turns produce message rows; every request is stored raw, with its kind."""
+    """The purpose of a request. Only turns produce rows of their text; every request is stored raw, with its kind."""
 
     TURN = "turn"
     TITLE = "title"

@@ -79,6 +79,7 @@ def purge_job(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
 
 def run_purge(context: PurgeContext) -> PurgeReport:
     health.check_tables(context.home)
+    health.refuse_delete_files(context.home)
     report, removed_rows = PurgeReport(context.selector, dry_run=False), RemovedRows()
     unfinished = tombstones.list_unfinished_purges(context.home)
     context = replace(context, resumed=any(stone.command in unfinished for stone in context.selector.tombstones))
@@ -200,6 +201,7 @@ def _clear_scratch(context: PurgeContext) -> None:
 def plan_purge(home: Home, selector: PurgeSelector, progress: ProgressCallback) -> dict[str, Any]:
     """Return the report of a dry run: the same search as in a purge, in this process, without Spark and changes."""
     health.check_tables(home)
+    health.refuse_delete_files(home)
     report, found = PurgeReport(selector, dry_run=True), RemovedRows()
     report.left_alone = unaffected_datasets(selector, datasets.list_all())
     spooled_rows = partial(copies.unflushed_rows, home)

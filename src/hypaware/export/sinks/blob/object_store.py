@@ -2,7 +2,8 @@
 
 An object is one atomic put. A large one is a multipart upload, which is visible as a whole or not at all. A cancelled
 upload is aborted; the parts of a killed process stay invisible until a lifecycle rule of the bucket removes them. The
-client retries rarely: the driver has its own retries, and must detect an unreachable store within seconds.
+client retries rarely: the driver has its own retries, and must detect an unreachable store within seconds. It uses the
+proxy variables (`HTTPS_PROXY`, `NO_PROXY`, …) and `SSL_CERT_FILE` of the engine's environment.
 
 The credentials of S3 are found in this order: the environment variables named by `access_key_env` and
 `secret_key_env`; `AWS_ACCESS_KEY_ID` and its companions (obstore); the profile (`AWS_PROFILE`, otherwise `default`) in
@@ -50,7 +51,9 @@ _BYTES_A_SECOND = 64 << 10
 _RESPONSE_SECONDS = 20
 _PAGE = 1000
 # A prefix that no object has: listing it costs one request and checks access to the bucket.
-_NOTHING = "_hypaware"
+_NOTHING = "_hypaware-none"
+# An empty object that shows whether the store honours conditional writes.
+_CHECK = "_hypaware/create-only"
 
 
 class _Stopped(Exception):
@@ -62,6 +65,7 @@ class BucketStore:
         self._location = location
         self._options = options
         self._opened: ObjectStore | None = None
+        self._is_checked = False
 
     @property
     def _store(self) -> ObjectStore:
@@ -81,6 +85,7 @@ class BucketStore:
                 yield
 
     async def write(self, key: str, data: memoryview, content_type: str) -> str:
+        await self._require_create_only()
         attributes = {"Content-Type": content_type}
         async with self._request(_timeout(len(data))):
             if len(data) <= _SINGLE_BYTES:
@@ -100,6 +105,22 @@ class BucketStore:
                 running.exception()
                 raise
             return put["e_tag"] or ""
+
+    async def _require_create_only(self) -> None:
+        """Check, before the first object, that the store does not replace an object when told to create one.
+
+        Some stores accept the condition and ignore it. Two homes could then replace each other's manifests.
+        """
+        probe = (_CHECK, b"", "text/plain")
+        # The second attempt always finds the object, unless the store ignores the condition.
+        if not self._is_checked and await self.create(*probe) and await self.create(*probe):
+            raise DestinationDenied(
+                f"{self._location.address} replaces objects that must only be created: it ignores If-None-Match. "
+                "Use a store that supports conditional writes",
+                kind="unsupported_store",
+                repair="hyp config show",
+            )
+        self._is_checked = True
 
     async def create(self, key: str, data: bytes, content_type: str) -> bool:
         attributes = {"Content-Type": content_type}

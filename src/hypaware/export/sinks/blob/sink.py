@@ -104,12 +104,19 @@ class BlobSink(Sink):
             span for span, each in found.items() if each and each.is_same_stream(everything)
         )
 
+    async def highest(self, stream: StreamKey, gateway_id: str, incarnation: str, above: int) -> int:
+        beyond = Chunk("", stream, gateway_id, incarnation, above, 10**20)
+        found = await self._overlapping(beyond, above)
+        return max((last for (_, last), each in found.items() if each and each.is_same_stream(beyond)), default=0)
+
     def encode(self, rows: pa.Table) -> Payload:
         return TablePayload(rows)
 
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
         assert isinstance(payload, TablePayload)
         overlapping = await self._overlapping(chunk, acked_to)
+        if chunk.is_fresh and any(each and each.is_same_stream(chunk) for each in overlapping.values()):
+            raise RangeOverlap(await self.coverage(chunk.stream, chunk.gateway_id, chunk.incarnation))
         if (chunk.after, chunk.last) in overlapping:
             existing = self._checked(chunk, overlapping[chunk.after, chunk.last])
             if await self._matches_objects(existing):

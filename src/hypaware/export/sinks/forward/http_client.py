@@ -10,7 +10,8 @@
 | 408, 425, other 5xx, anything else | DestinationUnreachable: says nothing about the chunk |
 
 Redirects are not followed (they would carry rows and tokens elsewhere), nothing is decompressed, no cookie is kept, and
-the size of a response is limited. Certificates are always verified, against the system's authorities or SSL_CERT_FILE.
+the size of a response is limited. Certificates are always verified, against the system's authorities and SSL_CERT_FILE.
+The proxy variables (`HTTPS_PROXY`, `NO_PROXY`, …) of the engine's environment apply, except on this machine.
 Timeouts measure inactivity while the body is written; after that the response has a deadline. Text from a server is
 shown cut to 300 characters, without control characters and without our secrets, which a careless server may echo.
 """
@@ -19,8 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
-import ssl
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ from hypaware.export.sink import (
     RangeOverlap,
     StreamCoverage,
 )
+from hypaware.gateway.routes import OutboundProxy, build_tls_context, find_proxy
 
 _MAX_SHOWN = 300
 _SUCCESS = (200, 201, 202, 204)
@@ -54,6 +56,7 @@ _FAILURES: dict[type[Exception], str] = {
     aiohttp.ClientConnectorDNSError: "cannot be reached: unknown host name",
     aiohttp.ConnectionTimeoutError: "cannot be reached: the connection timed out",
     TimeoutError: "did not respond in time",
+    aiohttp.ClientHttpProxyError: "cannot be reached through the proxy: it refused the connection",
     aiohttp.ClientResponseError: "sent a response that is not HTTP",
     aiohttp.ClientPayloadError: "sent an incomplete or oversized response",
 }
@@ -74,10 +77,13 @@ class HttpClient:
     def __init__(self, address: str) -> None:
         self._address = address
         self._session: aiohttp.ClientSession | None = None
+        self._proxy: OutboundProxy | None = None
 
     async def open(self) -> None:
         # Loading the certificate authorities takes a while, and a server without TLS does not need them.
-        verified = await asyncio.to_thread(ssl.create_default_context) if self._address.startswith("https:") else True
+        secure = self._address.startswith("https:")
+        verified = await asyncio.to_thread(build_tls_context, os.environ) if secure else True
+        self._proxy = find_proxy(self._address, os.environ)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=verified, limit=0, keepalive_timeout=_KEEP_ALIVE),
             timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT),
@@ -99,13 +105,18 @@ class HttpClient:
             headers = {**headers, "Authorization": f"Bearer {token}"}
         assert self._session, "call open() first"
         url = URL(self._address + path, encoded=True)
+        proxy = self._proxy
+        via: dict[str, Any] = {"proxy": proxy.url, "proxy_headers": proxy.headers} if proxy else {}
+        if proxy and url.scheme == "http":
+            # Only a tunnel has headers of its own.
+            headers = {**headers, **proxy.headers}
         try:
             async with asyncio.timeout(None) as deadline:
                 data = _Body(body, deadline) if body else None
                 if data is None:
                     _extend(deadline, _CONNECT + _IDLE)
                 async with self._session.request(
-                    method, url, headers=headers, data=data, allow_redirects=False
+                    method, url, headers=headers, data=data, allow_redirects=False, **via
                 ) as response:
                     received = {name.lower(): value for name, value in response.headers.items()}
                     return ServerResponse(response.status, received, await _read_body(response))

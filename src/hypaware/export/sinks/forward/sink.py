@@ -2,7 +2,8 @@
 
 The id makes a chunk arrive once: the server accepts an id a single time, whatever its content, so a chunk whose
 response was lost can always be sent again. Headers carry the chunk's range. A server that announces `batches` and
-`watermark` can be queried for its chunks; a plain server never is.
+`watermark` can be queried for its chunks; a plain server never is. A server that announces `dedupe` drops rows by their
+dedupe keys, under whichever incarnation they arrive.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class ServerCapabilities:
 
 
 class ForwardSink(Sink):
+    keeps_ids = True
+
     def __init__(self, settings: SinkSettings, *, compress: bool | None = None) -> None:
         """`compress`: whether to compress if the server supports it; by default unless it runs on this machine."""
         self._settings = settings
@@ -105,6 +108,9 @@ class ForwardSink(Sink):
         which = urlencode({"source": stream.source, "incarnation": incarnation}, quote_via=quote)
         response = await self._query(stream, gateway_id, incarnation, f"watermark?{which}")
         return http_client.read_coverage(response, "last") if response else StreamCoverage(0)
+
+    def drops_known_rows(self) -> bool:
+        return "dedupe" in self._server.extensions
 
     async def _query(self, stream: StreamKey, gateway_id: str, incarnation: str, what: str) -> ServerResponse | None:
         """Query the server about a stream; None if it responds that there is no such thing."""

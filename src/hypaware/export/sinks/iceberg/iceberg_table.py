@@ -19,14 +19,22 @@ from typing import TYPE_CHECKING, Any
 from hypaware import faults
 from hypaware.export.sink import Chunk, DestinationDenied, StreamCoverage
 from hypaware.export.sinks.iceberg import CatalogSettings, data_files, java_errors
-from hypaware.export.sinks.iceberg.data_files import DATASET_PROPERTY, HYP_SEQ, PartitionFile, TableLayout
+from hypaware.export.sinks.iceberg.data_files import (
+    DATASET_PROPERTY,
+    HYP_GATEWAY,
+    HYP_SEQ,
+    PartitionFile,
+    TableLayout,
+)
 from hypaware.home import durable_files
 from hypaware.iceberg.metadata import local_path
 from hypaware.lake.parquet import encode_path_name
-from hypaware.model.datasets import Dataset
+from hypaware.lake.spark_table import dedupe_key_sql
+from hypaware.model.datasets import GATEWAY, SEQ, Dataset
 from hypaware.state.streams import StreamKey
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 SequenceRange = tuple[int, int]
@@ -54,6 +62,7 @@ class IcebergTable:
         self._jvm: Any = spark._jvm
         self._catalog = catalog
         self._table = table
+        self._dataset = dataset
         self.uuid = str(table.uuid().toString())
         self.scratch = Path(str(self._jvm.java.lang.System.getProperty("java.io.tmpdir")))
         """A folder that is deleted with the JVM."""
@@ -81,6 +90,20 @@ class IcebergTable:
         found = self._rows(chunk)
         inside = found.where(found[HYP_SEQ] > chunk.after).where(found[HYP_SEQ] <= chunk.last)
         return set(inside.select(HYP_SEQ).toArrow().column(HYP_SEQ).to_pylist())
+
+    def find_known(self, chunk: Chunk, rows: pa.Table) -> set[int]:
+        """Return the sequences of those rows that the table has from this gateway, by their dedupe keys."""
+        from pyspark.sql import functions as F
+
+        self._table.refresh()
+        key = f"{dedupe_key_sql(self._dataset)} AS row_key"
+        names = {SEQ, GATEWAY, self._dataset.key_column, *self._dataset.key_parts} & set(rows.column_names)
+        if self._table.currentSnapshot() is None:
+            return set()
+        rows_of_gateway = self._all_rows().where(F.col(HYP_GATEWAY) == F.lit(chunk.gateway_id))
+        stored = rows_of_gateway.selectExpr(key)
+        sent = self._spark.createDataFrame(rows.select(sorted(names))).selectExpr(SEQ, key)
+        return set(sent.join(stored, "row_key", "left_semi").select(SEQ).toArrow().column(SEQ).to_pylist())
 
     def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> StreamCoverage:
         """Return the coverage from the record; if it is missing, from the rows, which do not show refused ranges."""
@@ -173,16 +196,20 @@ class IcebergTable:
 
     def _rows(self, chunk: Chunk) -> DataFrame:
         """Return all rows of the chunk's stream and incarnation."""
-        from pyspark.sql import DataFrame
         from pyspark.sql import functions as F
+
+        rows = self._all_rows()
+        for column, value in data_files.origin_values(chunk).items():
+            rows = rows.where(F.col(column) == F.lit(value))
+        return rows
+
+    def _all_rows(self) -> DataFrame:
+        from pyspark.sql import DataFrame
 
         loaded = self._jvm.org.apache.iceberg.spark.SparkTableUtil.loadTable(
             self._spark._jsparkSession, self._table, self._table.currentSnapshot().snapshotId()
         )
-        rows = DataFrame(loaded, self._spark)
-        for column, value in data_files.origin_values(chunk).items():
-            rows = rows.where(F.col(column) == F.lit(value))
-        return rows
+        return DataFrame(loaded, self._spark)
 
     def _filter(self, chunk: Chunk, *, in_range: bool = False) -> Any:
         """Return the filter for the rows of the chunk's stream and incarnation, of all of them or of its range."""

@@ -3,7 +3,8 @@
 The delivery record in the table decides whether a chunk has arrived. It changes together with the rows, so it stays
 exact after snapshots expire, rows are compacted, or the destination's owner deletes rows. If the record is missing, the
 rows decide: with none in the range, the chunk has not arrived; with some, `has_chunk` cannot know whether all of them
-have (None), and `ship`, which has the rows, compares. Neither looks at snapshots, which expire.
+have (None), and `ship`, which has the rows, compares. Neither looks at snapshots, which expire. Of a disputed chunk,
+rows that the table has under another incarnation are left out, by their dedupe keys.
 
 A table belongs to one dataset. Its id is Iceberg's UUID: a table that is dropped and created again is another
 destination.
@@ -17,6 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hypaware.export.sink import (
     Chunk,
@@ -91,12 +93,18 @@ class IcebergSink(Sink):
     async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> StreamCoverage:
         return await self._run(lambda _spark: self._table.coverage(stream, gateway_id, incarnation))
 
+    def drops_known_rows(self) -> bool:
+        return True
+
     def encode(self, rows: pa.Table) -> Payload:
         return TablePayload(rows)
 
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
         assert isinstance(payload, TablePayload)
         rows, table = payload.table, self._table
+        if chunk.is_disputed:
+            known = await self._run(lambda _spark: table.find_known(chunk, rows))
+            rows = rows.filter(pc.invert(pc.is_in(rows.column(SEQ), pa.array(sorted(known), pa.int64()))))
         built = await asyncio.to_thread(data_files.write_data_files, rows, chunk, table.shape, table.scratch)
         started = False
 
@@ -160,12 +168,12 @@ class IcebergSink(Sink):
     def _find_record(self, chunk: Chunk, seqs: set[int]) -> DeliveryRecord | None:
         """Return the stream's record before this chunk; None if the table has the chunk. RangeOverlap for a part."""
         known = self._table.read_record(chunk) or DeliveryRecord()
-        if known.covers(chunk.after, chunk.last):
+        if known.covers(chunk.after, chunk.last) and not chunk.is_fresh:
             return None
         if known.overlaps(chunk.after, chunk.last):
             raise RangeOverlap(known.coverage)
         stored = self._table.find_sequences(chunk)
-        if stored and not seqs <= stored:
+        if stored and (chunk.is_fresh or not seqs <= stored):
             missing = [seq for seq in sorted(seqs - stored) if seq < max(stored)]
             raise RangeOverlap(StreamCoverage(max(stored), tuple((seq - 1, seq) for seq in missing)))
         return None if stored else known
