@@ -296,6 +296,7 @@ class GatewayTask:
             unknown=dict(tally.unknown),
             without_row=dict(tally.without_row),
             rejected_rows=tally.rejected_rows,
+            unreachable=tally.unreachable,
             redacted=dict(tally.redacted),
             last_exchange_at=tally.last_exchange_at,
         )

@@ -2,7 +2,7 @@
 
     {pid, started_at, version, stopping_since?,
      gateway: {listen, state, error, since, exchanges, recorded, incomplete, dropped, ignored, unknown, without_row,
-               rejected_rows, redacted, last_exchange_at},
+               rejected_rows, unreachable, redacted, last_exchange_at},
      sinks: {name: {next_round, last_round, last_status}}, flush: {last_flush, last_status},
      catch_up: {last_run, last_status, next_look}, maintain: {next_look, waits, last_run, last_status}}
 

@@ -65,6 +65,8 @@ class ExchangeCounts:
     """Could not be stored and never will be."""
     rows: int = 0
     rejected_rows: int = 0
+    unreachable: int = 0
+    """The provider could not be reached, so there is no conversation to record."""
     unknown: Mapping[str, int] = field(default_factory=dict)
     """Path → exchanges in an unknown dialect."""
     without_row: Mapping[str, int] = field(default_factory=dict)
@@ -172,6 +174,7 @@ class ExchangeWriter:
                     recorded=counts.recorded + 1,
                     rows=counts.rows + len(native) + len(fallback),
                     rejected_rows=counts.rejected_rows + len(rejected),
+                    unreachable=counts.unreachable + (decoded.error == "upstream_down"),
                     unknown=unknown,
                     without_row=without_row,
                     redacted=dict(Counter(counts.redacted) + redactions),

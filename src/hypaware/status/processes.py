@@ -32,7 +32,7 @@ from hypaware.status.diagnostics import (
 from hypaware.text import summarize_error
 
 _FAILED = ("failed", "partial")
-_COUNTS = ("exchanges", "recorded", "incomplete", "dropped", "ignored", "rejected_rows")
+_COUNTS = ("exchanges", "recorded", "incomplete", "dropped", "ignored", "rejected_rows", "unreachable")
 _CONNECT_SECONDS = 0.3
 _SHOWN_NAMES = 3
 
@@ -169,6 +169,9 @@ def _gateway_diagnostics(inputs: StatusInput, facts: Mapping[str, Any], is_neede
         message = f"{text.format_count(total, 'exchange')} could not be decoded ({names}); the raw "
         kept = f"{'exchange is' if total == 1 else 'exchanges are'} kept for a version that can"
         yield warning("dialect_unknown", message + kept, "hyp reproject")
+    if facts["unreachable"]:
+        exchanges = text.format_count(facts["unreachable"], "exchange")
+        yield info("upstream_down", f"the provider could not be reached in {exchanges} since the daemon started")
     if facts["without_row"]:
         total, names = _most_frequent(facts["without_row"])
         message = f"{text.format_count(total, 'item')} of live conversations produced no row, as in an import ({names})"

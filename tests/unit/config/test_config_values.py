@@ -143,5 +143,5 @@ def test_the_line_of_a_key_is_that_of_its_statement_not_of_its_value() -> None:
 def test_every_secret_rule_can_be_disabled_by_name() -> None:
     names = {rule.kind for rule in secret_rules.TOKEN_RULES}
     names |= {getattr(secret_rules, name) for name in ["BEARER", "BASIC", "COOKIE", "AZURE_CLIENT", "PRIVATE_KEY"]}
-    names |= {getattr(secret_rules, name) for name in ["URL_PASSWORD", "PASSWORD", "ASSIGNED"]}
+    names |= {getattr(secret_rules, name) for name in ["URL_PASSWORD", "SIGNATURE", "PASSWORD", "ASSIGNED"]}
     assert names == set(values.SECRET_RULES)

@@ -37,7 +37,7 @@ def test_limits_are_published(server: Server) -> None:
 
     reported = answer.json
     assert (reported["server"], reported["api"]) == ("hypaware", 1)
-    assert reported["extensions"] == ["batches", "watermark", "ranges"]
+    assert reported["extensions"] == ["batches", "watermark", "ranges", "dedupe"]
     assert reported["encodings"] == ["gzip", "zstd"]
     assert reported["limits"] == {
         "max_body_bytes": 8 * MIB,

@@ -194,6 +194,9 @@ def test_traffic_counts_are_reported(at: StatusHome) -> None:
         assert at.kinds() == {"records_dropped", "dialect_unknown", "live_rows_refused", "exchanges_ignored"}
         assert "/v1/odd" in at.diagnostic("dialect_unknown").message
         assert at.snapshot().sources[0]["dropped"] == 2
+    with at.daemon(gateway={"listen": "127.0.0.1:1", "state": "off", "unreachable": 30}):
+        assert at.kinds() == {"upstream_down"}
+        assert "30 exchanges" in at.diagnostic("upstream_down").message
     unsaid = {"without_row": {"web_search_call": 2, "hologram": 1}}
     with at.daemon(gateway={"listen": "127.0.0.1:1", "state": "off", **unsaid}):
         assert "3 items" in at.diagnostic("live_items_without_row").message

@@ -83,6 +83,9 @@ def project_exchange(
     reader = next(readers, None)
     if reader is None or not isinstance(decoded.request, dict):
         reason = "no_dialect" if reader is None else "unreadable_request"
+        if decoded.error == "upstream_down":
+            # The request was not read to its end.
+            reason = "upstream_down"
         # Ids in deeper segments of the path do not create new names.
         name = _UNSAFE.sub("?", "/".join(decoded.path.split("/")[: _MAX_SEGMENTS + 1]))[:_MAX_LENGTH]
         skipped = Counter({f"{reason}:{name}": 1})

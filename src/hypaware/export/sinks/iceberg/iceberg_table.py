@@ -29,7 +29,6 @@ from hypaware.export.sinks.iceberg.data_files import (
 from hypaware.home import durable_files
 from hypaware.iceberg.metadata import local_path
 from hypaware.lake.parquet import encode_path_name
-from hypaware.lake.spark_table import dedupe_key_sql
 from hypaware.model.datasets import GATEWAY, SEQ, Dataset
 from hypaware.state.streams import StreamKey
 
@@ -94,6 +93,8 @@ class IcebergTable:
     def find_known(self, chunk: Chunk, rows: pa.Table) -> set[int]:
         """Return the sequences of those rows that the table has from this gateway, by their dedupe keys."""
         from pyspark.sql import functions as F
+
+        from hypaware.lake.spark_table import dedupe_key_sql
 
         self._table.refresh()
         key = f"{dedupe_key_sql(self._dataset)} AS row_key"
