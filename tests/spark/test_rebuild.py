@@ -159,11 +159,11 @@ def test_lost_rows_that_a_sink_has_not_received_come_back_as_new_rows(
     before = by_seq(opened)
     undelivered = next(path for path in live(opened) if path.name.startswith(before[-1]["_hyp_cache_batch_id"]))
     undelivered.unlink()
-    sink, key = SinkConfig("blob", "* * * * *", (DATASET,), {}), StreamKey("archive", DATASET, "claude")
+    sink, key = SinkConfig("blob", "* * * * *", (DATASET,), {}), StreamKey("shelf", DATASET, "claude")
     with opened.store.transaction() as connection:
         streams.create_stream(connection, key, "blob:/a/folder")
         streams.raise_watermark(connection, key, before[1][SEQ])
-    rebuild_table(engine_session, opened, config=Config(sinks={"archive": sink}))
+    rebuild_table(engine_session, opened, config=Config(sinks={"shelf": sink}))
     append(opened.home, rows(6))
     assert flush(engine_session, opened).rows.written == 2
     assert [row[SEQ] > before[-1][SEQ] for row in by_seq(opened)] == [False] * 4 + [True] * 2

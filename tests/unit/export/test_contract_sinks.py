@@ -27,18 +27,16 @@ from tests.support.plain_server import PlainServer
 from tests.support.receiver import Server, served, stored
 
 
-@pytest.fixture
-def mid_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The home is rolled back after its round has asked the destination."""
+def check_fresh_chunk(contract: SinkContract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh chunk whose range the destination has is never acknowledged.
+
+    The home is rolled back after its round has asked the destination.
+    """
 
     async def pass_by(self: RollbackCheck, stream: Stream) -> None:
         return None
 
     monkeypatch.setattr(RollbackCheck, "require_known_history", pass_by)
-
-
-def check_fresh_chunk(contract: SinkContract, tmp_path: Path) -> None:
-    """A fresh chunk whose range the destination has is never acknowledged."""
     with contract.sink_home(tmp_path) as site:
         site.commit(6, sources=("claude",))
         site.deliver()
@@ -119,9 +117,10 @@ class TestFolderOfParquet(SinkContract):
         return found
 
     @pytest.mark.hazard(97)
-    @pytest.mark.usefixtures("mid_round")
-    def test_a_fresh_chunk_that_the_destination_has_is_a_contradiction(self, tmp_path: Path) -> None:
-        check_fresh_chunk(self, tmp_path)
+    def test_a_fresh_chunk_that_the_destination_has_is_a_contradiction(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        check_fresh_chunk(self, tmp_path, monkeypatch)
 
     @pytest.mark.hazard(97)
     def test_a_home_rolled_back_in_place_loses_no_row(self, tmp_path: Path) -> None:
@@ -174,9 +173,10 @@ class TestOurServer(SinkContract):
         return [row["message_id"] for row in read_lake(home, DATASET)]
 
     @pytest.mark.hazard(97)
-    @pytest.mark.usefixtures("mid_round")
-    def test_a_fresh_chunk_that_the_destination_has_is_a_contradiction(self, tmp_path: Path) -> None:
-        check_fresh_chunk(self, tmp_path)
+    def test_a_fresh_chunk_that_the_destination_has_is_a_contradiction(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        check_fresh_chunk(self, tmp_path, monkeypatch)
 
     @pytest.mark.hazard(97)
     def test_a_home_rolled_back_in_place_loses_no_row(self, tmp_path: Path) -> None:
