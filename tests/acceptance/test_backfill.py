@@ -143,7 +143,7 @@ def test_two_concurrent_imports_store_every_part_once(hyp: Hyp, projects: Path) 
     """The second finds sources that were imported with another window; the parts outside that window are still due."""
     for number in range(12):
         write(projects / f"s{number}.jsonl", turns(f"s{number}", 200, lines=1))
-    hyp.ok("query", "overview")
+    hyp.ok("flush")
     narrow = hyp.start("backfill", "claude", "--since", "2026-10-01T09:00:00Z", "--json")
     wide = hyp.start("backfill", "claude", "--json")
     for process in (narrow, wide):
