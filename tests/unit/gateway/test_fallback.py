@@ -286,7 +286,8 @@ def test_requests_still_go_through_the_users_own_proxy(fallback_home: Home, addr
         own = attach.PreviousUpstream("/claude", f"http://127.0.0.1:{upstream_port}/llm")
         attach.write_record(
             fallback_home,
-            attach.AttachRecord("claude", "/x", True, "", "", (), "http://127.0.0.1:1/claude", upstream=own),
+            # The fallback opens this address too, so it is one that no other test expects to be closed.
+            attach.AttachRecord("claude", "/x", True, "", "", (), "http://127.0.0.1:7/claude", upstream=own),
         )
         assert routes.has_attached_client(fallback_home)
         with handover.acquire_socket(fallback_home, address) as held:
