@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hypaware.privacy import secret_rules
-from hypaware.privacy.secret_values import is_mixed, is_placeholder, is_secret
+from hypaware.privacy.secret_rules import is_mixed, is_placeholder, is_secret
 
 _RUN_LENGTH = 20
 _LOOK_BACK = 48
