@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import sys
 from collections.abc import Iterator
@@ -12,11 +11,10 @@ from pathlib import Path
 from bench.delivery_homes import DATASET, Sender, check
 from bench.history import temporary_home
 from bench.measure import Measured, watched_memory
-from hypaware.export.rows import LakeRowReader
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import parquet
-from hypaware.lake.read import PAGE_ROWS
+from hypaware.lake.read import PAGE_ROWS, LakeRowReader
 from hypaware.state import flushes
 from hypaware.state.home_opener import open_home
 
@@ -131,12 +129,12 @@ def _high_waters(home: Home) -> dict[str, int]:
 
 def _scan(home: Home, after: dict[str, int], through: dict[str, int]) -> Scan:
     """Read the same files and row groups that a delivery of these ranges reads, and count."""
-    rows, found = LakeRowReader(home), 0
+    rows, found, scanned = LakeRowReader(home), 0, 0
     for source, last in through.items():
         at = after[source]
         while at < last:
-            page = asyncio.run(rows.page(DATASET, source, at, last, PAGE_ROWS))
-            at, found = page.reached, found + len(page.rows)
+            page = rows.page(DATASET, source, at, last, PAGE_ROWS)
+            at, found, scanned = page.reached, found + len(page.rows), scanned + page.scanned
     entry = metadata.find_table(home, DATASET)
     assert entry
     cut = sum(
@@ -147,4 +145,4 @@ def _scan(home: Home, after: dict[str, int], through: dict[str, int]) -> Scan:
         and group.max_seq is not None
         and any(group.min_seq <= end < group.max_seq for end in (after[file.source], through[file.source]))
     )
-    return Scan(found, rows.scanned, cut)
+    return Scan(found, scanned, cut)

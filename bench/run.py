@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import compaction, delivery, executors, gateway, history, purge, retention, setup
+from bench import compaction, delivery, executors, gateway, history, index, purge, retention, setup
 from bench.measure import HYP, ROOT, Commands, Measured, median
 
 DATASET = "ai_gateway_messages"
@@ -131,6 +131,8 @@ def main() -> None:
                 print(found.line(), flush=True)
     with tempfile.TemporaryDirectory(prefix="hyp-history-") as folder:
         for found in history.measure(args.folder or Path(folder), args.scale):
+            print(found.line(), flush=True)
+        for found in index.measure(args.folder or Path(folder), args.scale):
             print(found.line(), flush=True)
         for found in executors.measure(args.folder or Path(folder), args.scale):
             print(found.line(), flush=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import rows
 from hypaware.engine.session import open_session
 from hypaware.home import Home
-from hypaware.lake.build import BuildResult, BuildTask
+from hypaware.lake.build import BuildResult, BuildSettings, build_rows
 from hypaware.lake.key_index import KeyIndex
 from hypaware.lake.spark_table import SparkLake
 from hypaware.model import datasets
@@ -37,14 +37,13 @@ _FILES_A_DAY = 100
 
 @dataclass(frozen=True)
 class SmallFile:
-    """A build task that writes one file."""
+    """The rows of one file."""
 
     number: int
     first_seq: int
     gateway_id: str
-    blamed_segments: tuple[str, ...] = ()
 
-    def rows(self, dataset: Dataset, built: BuildResult) -> Iterator[tuple[int, Row]]:
+    def rows(self, dataset: Dataset) -> Iterator[tuple[int, Row]]:
         source = self.number % len(_SOURCES)
         for place in range(ROWS):
             number = (self.number // len(_SOURCES) * ROWS + place) * len(_SOURCES) + source
@@ -67,8 +66,8 @@ def main(home: Home, files: int) -> None:
                 with store.transaction() as connection:
                     flush = flushes.reserve_range(connection, DATASET, count * ROWS, above=table.floor)
                 pieces = [SmallFile(first + n, flush.after + 1 + n * ROWS, opened.gateway_id) for n in range(count)]
-                tasks = [BuildTask(DATASET, (piece,), flush.id, table.data_root, table.field_ids) for piece in pieces]
-                built = [task.run() for task in tasks]
+                settings = BuildSettings(DATASET, flush.id, table.data_root, table.field_ids)
+                built = [build_rows(settings, piece.first_seq, piece.rows(dataset), BuildResult()) for piece in pieces]
                 table.commit(flush, [file for result in built for file in result.files])
                 with store.transaction() as connection:
                     flushes.record_flush(connection, flush, _outcome(built))

@@ -2,8 +2,7 @@
 
     python -m demo.client QUESTION
 
-It reads `settings.json` as the real client does, so it uses the gateway only if `hyp client attach` or `hyp setup`
-attached it.
+It reads `settings.json` as the real client does, so it uses the gateway only if `hyp client attach` attached it.
 """
 
 from __future__ import annotations

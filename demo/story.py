@@ -99,7 +99,8 @@ def _set_up(user: Place, history: History) -> None:
     chapter(
         "Set it up with one command.",
         whose,
-        "It writes the config, imports the history, starts the daemon, and attaches the clients to the gateway.",
+        "It writes the config, imports the history, and starts the daemon, which records new sessions from the "
+        "transcripts that the clients write.",
     )
     user.run_ok("setup", "--yes")
     explain("", "You can import again at any time: only new history is read, and nothing is stored twice.")
@@ -114,10 +115,12 @@ def _query(user: Place) -> None:
 
 def _record_live(user: Place) -> None:
     chapter(
-        "Work as usual.",
-        "A stand-in for Claude Code calls the address in its settings, which is now the gateway. The gateway forwards "
-        "the request to a stand-in for the provider, and records it durably within a second after the response.",
+        "Record what transcripts do not hold.",
+        "If you ask for it, a client also sends its requests through the gateway. A stand-in for Claude Code calls the "
+        "address in its settings, which is now the gateway. The gateway forwards the request to a stand-in for the "
+        "provider, and records it durably within a second after the response.",
     )
+    user.run_ok("client", "attach", "claude")
     words = ["python", "-m", "demo.client", QUESTION]
     answered = console.run(words, [sys.executable, *words[1:]], user.environment(), ROOT)
     expect(answered == 0, "a client works through the gateway")

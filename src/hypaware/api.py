@@ -32,6 +32,89 @@ class Lake:
         _, body = self._run("query", {"sql": sql, "format": "arrow", "max_rows": None, "refresh": refresh})
         return pa.ipc.open_stream(body).read_all()
 
+    def sessions(
+        self,
+        *,
+        errors: bool = False,
+        grep: str | None = None,
+        sort: str = "time",
+        limit: int | None = None,
+        **filters: Any,
+    ) -> dict[str, Any]:
+        """Return `{sessions: [{session_id, client, project, title, turns, tokens, cost_usd, …}]}`, newest first.
+
+        `filters` are project, client, model, since, until, machine and timezone, as in `hyp sessions`. `sort` is time,
+        cost, tokens or length; `grep` keeps the sessions with a part that contains the words.
+        """
+        from hypaware.index.filters import make_filters
+        from hypaware.index.prices import load_prices
+        from hypaware.index.search import find_sessions
+        from hypaware.index.sessions import SORTS, list_sessions
+        from hypaware.index.store import open_index
+
+        if sort not in SORTS:
+            raise UsageError(f"sort must be one of {', '.join(SORTS)}, not {sort!r}")
+        chosen = make_filters(**filters)
+        with open_index(self.home) as index:
+            among = None if grep is None else find_sessions(index, grep)
+            prices = load_prices(self.home)
+            return {
+                "sessions": list_sessions(index, chosen, prices, errors=errors, among=among, sort=sort, limit=limit)
+            }
+
+    def show(self, session: str) -> dict[str, Any]:
+        """Return `{session: {…}, threads: […], messages: [{message_id, at, role, parts: […], tokens, …}, …]}`.
+
+        `session` is the id of the session, or its beginning. Raise HypError if there is none, or more than one.
+        """
+        from hypaware.index.conversation import read_conversation
+        from hypaware.index.sessions import find_session
+        from hypaware.index.store import open_index
+
+        with open_index(self.home) as index:
+            return read_conversation(index, find_session(index, session)).as_document()
+
+    def usage(self, *, by: str = "day", limit: int | None = None, **filters: Any) -> dict[str, Any]:
+        """Return `{by, timezone, prices_as_of, rows: [{key, sessions, tokens, cost_usd, …}], total: {…}}`.
+
+        `by` is day, week, month, project, model, client, session or machine; `filters` are as for `sessions`.
+        """
+        from hypaware.index.filters import make_filters
+        from hypaware.index.prices import load_prices
+        from hypaware.index.store import open_index
+        from hypaware.index.usage import GROUPINGS, summarize_usage
+
+        if by not in GROUPINGS:
+            raise UsageError(f"by must be one of {', '.join(GROUPINGS)}, not {by!r}")
+        chosen = make_filters(**filters)
+        with open_index(self.home) as index:
+            return summarize_usage(index, chosen, load_prices(self.home), by=by, limit=limit)
+
+    def search(
+        self,
+        words: str,
+        *,
+        role: str | None = None,
+        tool: str | None = None,
+        part_type: str | None = None,
+        limit: int | None = 20,
+        offset: int = 0,
+        **filters: Any,
+    ) -> dict[str, Any]:
+        """Return the parts whose text contains all words: `{total, hits: [{part_id, session_id, snippet, …}], …}`.
+
+        `filters` are project, client, model, since, until, machine and timezone, as in `hyp search`. In a snippet, the
+        words are marked by `⟦` and `⟧`. Without a limit, all hits are returned. Raise UsageError if the words cannot
+        be parsed.
+        """
+        from hypaware.index.filters import make_filters
+        from hypaware.index.search import search
+        from hypaware.index.store import open_index
+
+        chosen = make_filters(**filters)
+        with open_index(self.home) as index:
+            return search(index, words, chosen, role=role, tool=tool, part_type=part_type, limit=limit, offset=offset)
+
     def read_rows(self, dataset: str) -> Iterator[dict[str, Any]]:
         """Yield every committed row in sequence order. Rows without a sequence come first."""
         for row, _ in self._pages(dataset, None, 0, None, include_legacy=True):

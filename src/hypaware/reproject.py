@@ -33,12 +33,12 @@ from hypaware.gateway.raw_exchanges import PartLookup, reproject_exchanges
 from hypaware.home import Home, durable_files
 from hypaware.home.session_context import session_columns
 from hypaware.iceberg import metadata
-from hypaware.lake import health, read, tombstones
-from hypaware.lake.dedupe import ExistingKeys
-from hypaware.lake.row_keys import hash_row_key
+from hypaware.lake import health, tombstones
+from hypaware.lake.key_lookup import ExistingKeys
+from hypaware.lake.read import LakeRowReader
 from hypaware.model import canonical
 from hypaware.model.columns import format_timestamp
-from hypaware.model.datasets import GATEWAY, SEQ, Row, RowRejected, coerce_row
+from hypaware.model.datasets import GATEWAY, SEQ, Row, RowRejected, coerce_row, hash_row_key
 from hypaware.model.privacy_class import PrivacyClass
 from hypaware.model.row_counts import RowCounts
 from hypaware.model.schemas import AI_GATEWAY_EXCHANGES, AI_GATEWAY_MESSAGES
@@ -268,7 +268,7 @@ def _read_exchanges(opened: OpenHome) -> Iterator[Row]:
 def _read_source(home: Home, source: str, last: int) -> Iterator[tuple[int, Row]]:
     after = 0
     while after < last:
-        found = read.read_page_after(home, AI_GATEWAY_EXCHANGES.name, source, after, last, _PAGE_ROWS)
+        found = LakeRowReader(home).page(AI_GATEWAY_EXCHANGES.name, source, after, last, _PAGE_ROWS)
         after = found.reached
         for batch in found.rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
             for row in batch.to_pylist():

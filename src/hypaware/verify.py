@@ -1,13 +1,14 @@
 """`hyp verify`: audit every promise on the data, and repair derived data.
 
 The engine job `verify` runs every check on every dataset that has a table. A check only reads. Arguments: `deep` (read
-everything instead of a sample), `repair` (repair derived data before checking: the key index, a lagging high water,
+everything instead of a sample), `repair` (repair derived data before checking: key index, index, a lagging high water,
 files of discarded flushes, rows without a sequence, checkpoints of transcripts that could still complete live rows; no
 column that users see), `accept_rollback`. Result: `{ok, checks: [{name, dataset, ok, detail}]}`.
 """
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +25,9 @@ from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import TableMetadata
-from hypaware.lake import dedupe, key_index, links, prepare, schema, tombstones
+from hypaware.index import comparison, refresh
+from hypaware.index.store import drop_index
+from hypaware.lake import dedupe, key_index, links, parquet, prepare, schema, tombstones
 from hypaware.lake.commit import finish_interrupted_flushes
 from hypaware.lake.health import read_recorded_floors
 from hypaware.lake.key_index import KeyIndex
@@ -109,7 +112,7 @@ def check_row_ids(audit: DatasetAudit) -> VerifyCheck:
     max_rows = None if audit.deep else _SAMPLE_ROWS
     chosen = newest_first if audit.deep else newest_first[:_SAMPLE_FILES]
     paths = [file.path for file in chosen]
-    found = dedupe.check_row_ids(audit.lake.spark.sparkContext, audit.dataset.name, paths, max_rows)
+    found = parquet.check_row_ids(audit.lake.spark.sparkContext, audit.dataset.name, paths, max_rows)
     what = "all" if audit.deep else "a sample of"
     detail = f"{what} {found.checked} rows checked: {found.missing} without a row id, {found.wrong} with a wrong one"
     return audit.check("row_ids", found.missing == 0 and found.wrong == 0, detail)
@@ -297,6 +300,22 @@ def check_purged(audit: DatasetAudit) -> VerifyCheck:
     return audit.check("purged", not found and not left, detail)
 
 
+def check_index(audit: DatasetAudit) -> VerifyCheck:
+    """Check that the index has as many rows as the lake; with `deep`, that it has the same rows and counts."""
+    if audit.dataset.name != refresh.DATASET:
+        return audit.check("index", True, "this dataset is not indexed")
+    if not audit.home.index.is_file():
+        return audit.check("index", True, "there is no index yet; the next reading command builds it")
+    if audit.deep:
+        problems = comparison.compare_index(audit.home)
+        detail = "; ".join(problems) or "the index equals the lake"
+    else:
+        refresh.refresh_index(audit.home)
+        problems = comparison.compare_counts(audit.home)
+        detail = "; ".join(problems) or "the index has as many rows as the lake"
+    return audit.check("index", not problems, f"{detail} (hyp index rebuild)" if problems else detail)
+
+
 def check_links(audit: DatasetAudit) -> VerifyCheck:
     """With `deep`, check that the link of every live row leads to a row, or to one that was removed on purpose."""
     if not audit.deep:
@@ -306,7 +325,8 @@ def check_links(audit: DatasetAudit) -> VerifyCheck:
     may_be_gone = removed.has_parts or removed.purge_filter.sessions or removed.purge_filter.before
     unknown = set() if may_be_gone else set(found.unknown)
     if unknown:
-        unknown -= {row.get("message_id") for row in reader.read_spooled_rows(audit.home, audit.dataset.name)}
+        rows = reader.read_spooled_rows(audit.home, audit.dataset.name, unreadable={})
+        unknown -= {row.get("message_id") for row in rows}
     detail = f"{len(found.renames)} links lead to replaced ids until the next compaction, {len(unknown)} lead to no row"
     if unknown:
         detail += " (hyp reproject, then hyp maintain)"
@@ -354,6 +374,7 @@ ALL_CHECKS = (
     check_key_index,
     check_deliveries,
     check_purged,
+    check_index,
     check_links,
     check_transcripts,
 )
@@ -402,7 +423,7 @@ def _run_check(check: Callable[[DatasetAudit], VerifyCheck], audit: DatasetAudit
     """Run a check. If a damaged file stops it, it has failed, and the other checks still run."""
     try:
         return check(audit)
-    except (Py4JJavaError, PySparkException, OSError, ValueError) as error:
+    except (Py4JJavaError, PySparkException, OSError, ValueError, sqlite3.Error) as error:
         message = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error)
         first = (message.splitlines() or [type(error).__name__])[0][:300]
         return VerifyCheck(check.__name__.removeprefix("check_"), audit.dataset.name, False, f"could not run: {first}")
@@ -430,6 +451,9 @@ def repair_dataset(audit: DatasetAudit) -> Iterator[str]:
             recovery.raise_state_to(connection, lake, held)
         mirror.write_mirror(audit.home.mirror, audit.store)
         yield "advanced the state to the lake"
+    if not check_index(audit).ok:
+        drop_index(audit.home)
+        yield "removed the index; the next reading command builds it again"
     leftover = find_removable(audit)
     for path in leftover:
         path.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
@@ -22,6 +23,7 @@ from tests.support.claude_files import grow, turns, write
 from tests.support.claude_oracle import claude_totals
 from tests.support.command import Hyp
 from tests.support.light_lake import read_lake
+from tests.support.rows import row
 
 DATASET = "ai_gateway_messages"
 IMPORT_POINTS = sorted(
@@ -136,6 +138,32 @@ def test_a_dry_run_counts_spooled_rows_as_present(hyp: Hyp, projects: Path, tmp_
     done = only(fresh.ok("backfill", "claude"))
     assert (done["rows_written"], done["rows_skipped"]) == (2, 4)
     assert {row["part_id"] for row in lake_of(fresh)} == {row["part_id"] for row in rows}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that fails when it is read")
+def test_a_segment_that_cannot_be_read_costs_a_warning_and_its_rows_come_later_once(
+    hyp: Hyp, projects: Path, tmp_path: Path
+) -> None:
+    write(projects / "s.jsonl", turns("s", 2))
+    (tmp_path / "row").write_text(json.dumps(row(1)))
+    hyp.ok("ingest", DATASET, str(tmp_path / "row"))
+    (segment,) = (hyp.home / "spool" / DATASET / "sealed").iterdir()
+    aside = segment.rename(tmp_path / segment.name)
+    # The first page of a process's memory is never mapped: reading it is a real I/O error, for root as well.
+    segment.symlink_to("/proc/self/mem")
+    for options in (("--dry-run",), ()):
+        found = only(hyp.ok("backfill", "claude", *options))
+        assert (found["status"], found["rows_written"]) == ("ok", 6)
+        assert "Input/output error" in found["warnings"][0]
+    sql = f"SELECT count(*) AS rows FROM {DATASET}"
+    assert hyp.ok("query", "sql", sql, "--refresh", "always", "--format", "json") == [{"rows": 6}]
+    kinds = [each["kind"] for each in hyp.ok("status")["diagnostics"]]
+    assert "segment_unreadable" in kinds
+    assert hyp.run("flush").code == 1
+    segment.unlink()
+    aside.rename(segment)
+    hyp.ok("flush")
+    assert len(lake_of(hyp)) == 7
 
 
 @pytest.mark.hazard(50)

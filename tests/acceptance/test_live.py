@@ -28,8 +28,7 @@ from hypaware.gateway.projection.conversation import ConversationCache
 from hypaware.gateway.projection.projector import project_exchange
 from hypaware.home import Home, locks
 from hypaware.maintain.purge import verify
-from hypaware.privacy.marker_key import load_marker_key
-from hypaware.privacy.redact import Redaction
+from hypaware.privacy.redact import Redaction, load_marker_key
 from tests.support import claude_files, exchange_samples, upstream_stub
 from tests.support.command import Hyp
 from tests.support.light_lake import read_lake

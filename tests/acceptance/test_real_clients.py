@@ -66,7 +66,7 @@ def test_a_real_client_works_through_the_gateway_and_its_transcript_matches(
         assert LAST_WORD in user.says(*client.first)
         assert LAST_WORD in user.says(*client.then)
     home = Home(user.hyp.home)
-    live = [readable(row) for row in reader.read_spooled_rows(home, MESSAGES)]
+    live = _live(home)
     raw = list(reader.read_spooled_rows(home, EXCHANGES))
     imported = _imported(client, user.folder)
 
@@ -121,7 +121,7 @@ def test_rows_that_count_are_those_of_the_import_after_cut_responses_and_a_compa
         assert LAST_WORD in user.says(*CLAUDE.first)
         user.says("-p", "--continue", "--", "/compact")
         assert LAST_WORD in user.says(*CLAUDE.then)
-    live = [readable(row) for row in reader.read_spooled_rows(Home(user.hyp.home), MESSAGES)]
+    live = _live(Home(user.hyp.home))
     imported = _imported(CLAUDE, user.folder)
 
     pairs, live_only, imported_only = _joined(live, imported)
@@ -251,6 +251,12 @@ def test_sessions_of_an_earlier_attach_are_named_and_continue_as_forks(tmp_path:
         assert _sessions(user)[fork] == "openai"
         detach(user)
         assert LAST_WORD in user.says("exec", "resume", fork, *FREELY, "Go on.")
+
+
+def _live(home: Home) -> list[Row]:
+    """Return the rows that the gateway recorded; the daemon follows the transcript of an attached client too."""
+    rows = map(readable, reader.read_spooled_rows(home, MESSAGES))
+    return [row for row in rows if row["attributes"]["gateway"]["source"] == "live"]
 
 
 def _imported(client: Client, folder: Path) -> list[Row]:

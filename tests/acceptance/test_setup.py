@@ -122,6 +122,9 @@ def test_walkthrough_backfill_client_history(hyp: Hyp, tmp_path: Path, listener:
     first = hyp.run("setup", *FLAGS, HYP_DEV_TELEMETRY="1", DEV_RUN_ID="first")
     assert first.code == 0, first.err
     check_imported(hyp, first.out)
+    check_followed(hyp, user)
+    attached = hyp.ok("setup", *FLAGS, "--attach")
+    assert statuses(attached)["claude"] == statuses(attached)["codex"] == "done"
     check_attached(hyp, user, port)
     config = (hyp.home / "config.toml").read_text()
     assert config.startswith(CONFIG.format(port=port))
@@ -148,6 +151,20 @@ def check_imported(hyp: Hyp, output: str) -> None:
     for line in suggested:
         answer = hyp.run(*shlex.split(line)[1:], "--format", "jsonl")
         assert (answer.code, bool(answer.out)) == (0, True), line
+
+
+def check_followed(hyp: Hyp, user: Path) -> None:
+    """The clients' settings are untouched, and a new session is recorded from its transcript."""
+    assert (user / ".claude/settings.json").read_text() == SETTINGS
+
+    def follow() -> dict[str, Any]:
+        return {each["client"]: each["follow"] or {} for each in hyp.ok("status")["clients"]}
+
+    eventually(lambda: {each.get("state") for each in follow().values()} == {"following"})
+    write(user / ".claude/projects/-new/now.jsonl", turns("now", 1), age=0)
+    eventually(lambda: follow()["claude"]["rows"] == 3)
+    assert hyp.ok("backfill", "claude")["providers"][0]["rows_written"] == 0
+    assert hyp.query(COUNT)[0]["n"] == 9 + 3
 
 
 def check_attached(hyp: Hyp, user: Path, port: int) -> None:
@@ -185,7 +202,7 @@ def check_second_run_changes_nothing(hyp: Hyp, config: str) -> None:
     again = hyp.ok("setup", *FLAGS)
     assert set(statuses(again).values()) == {"unchanged"}
     assert [each["rows_written"] for each in again["backfill"]["providers"]] == [0, 0]
-    assert again["overview"]["totals"]["parts"] == 127
+    assert again["overview"]["totals"]["parts"] == 127 + 3
     assert (hyp.home / "config.toml").read_text() == config
 
 
@@ -204,7 +221,7 @@ def check_repair(hyp: Hyp, user: Path, config: str) -> None:
         "claude": "done",
         "codex": "unchanged",
     }
-    assert hyp.query(COUNT)[0]["n"] == 9 + 6
+    assert hyp.query(COUNT)[0]["n"] == 9 + 3 + 6
 
 
 def check_config_change_needs_force(hyp: Hyp, config: str) -> None:
@@ -240,7 +257,7 @@ def test_a_failed_step_is_reported_with_its_repair_and_the_other_steps_run(
     """Java is missing and another program uses the gateway's port; later the port is free."""
     stage(tmp_path / "user")
     nothing = {"JAVA_HOME": str(tmp_path), "PATH": str(tmp_path)}
-    done = hyp.run("setup", "--yes", "--json", **nothing)
+    done = hyp.run("setup", "--yes", "--attach", "--json", **nothing)
     assert done.code == 3, done.err
     document = done.json
     assert statuses(document) == {
@@ -262,6 +279,6 @@ def test_a_failed_step_is_reported_with_its_repair_and_the_other_steps_run(
 
     listener.close()
     eventually(lambda: hyp.ok("daemon", "status")["gateway"]["state"] == "listening")
-    second = hyp.run("setup", "--client", "claude", "--no-backfill", "--json", **nothing)
+    second = hyp.run("setup", "--client", "claude", "--no-backfill", "--attach", "--json", **nothing)
     assert (second.code, statuses(second.json)["claude"]) == (3, "done")
     assert "ANTHROPIC_BASE_URL" in settings.read_text()

@@ -21,9 +21,9 @@ from hypaware.export.sink import (
     StreamCoverage,
     TablePayload,
 )
-from hypaware.export.sinks.blob import sink as blob_sink
+from hypaware.export.sinks.blob import blob_sink
+from hypaware.export.sinks.blob.blob_sink import StoredObject, make_store
 from hypaware.export.sinks.blob.object_store import PART_BYTES
-from hypaware.export.sinks.blob.sink import StoredObject, make_store
 from tests.support.blob_destination import (
     GATEWAY,
     INCARNATION,

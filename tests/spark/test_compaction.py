@@ -21,15 +21,14 @@ from pyiceberg.expressions import And, BooleanExpression, EqualTo, GreaterThan
 
 from hypaware.config import Config, SinkConfig
 from hypaware.engine.session import EngineSession
-from hypaware.export.driver import DeliveryOptions, Driver
-from hypaware.export.rows import LakeRowReader
+from hypaware.export.delivery import DeliveryOptions, Driver
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import DataFile, TableMetadata
-from hypaware.lake import commit, locks, read, rewrite, schema, snapshots, spark_table
-from hypaware.lake.build import BuildFailure, BuildResult
+from hypaware.lake import commit, locks, rewrite, schema, snapshots, spark_table
+from hypaware.lake.build import BuildFailure, BuildResult, OutputPaths
 from hypaware.lake.flush import Flusher
-from hypaware.lake.parquet import OutputPaths
+from hypaware.lake.read import LakeRowReader
 from hypaware.lake.spark_table import SparkLake
 from hypaware.lake.table import NotCommitted, TableChange
 from hypaware.maintain import compact, expire
@@ -164,7 +163,7 @@ def test_every_reader_finds_the_same_rows_in_fewer_files(site: Site) -> None:
     last = max(file.max_seq or 0 for file in site.files() if file.source == "claude" and file.rows == 200)
     since_last = And(EqualTo("_hyp_source", "claude"), GreaterThan("_hyp_ingest_seq", last - 5))
     assert len(site.planned(since_last)) == 1 + 4, "one file of each cold day and source, and the tail"
-    found = read.read_between(site.home, DATASET, "claude", last - 5, last)
+    found = LakeRowReader(site.home).page(DATASET, "claude", last - 5, last)
     assert len(found.rows) > 0
     assert found.scanned <= 200, "one of the two files"
     second = site.keep(compact.compact_dataset)
@@ -199,8 +198,8 @@ def test_flushes_deliveries_and_queries_continue_during_compaction(
 
     def deliver() -> None:
         driver = Driver(site.opened, Config(sinks=sinks), LakeRowReader(site.home), DeliveryOptions(0.0, None))
-        for report in asyncio.run(driver.deliver(("archive",))):
-            assert report.status == "ok", report
+        report = asyncio.run(driver.deliver("archive"))
+        assert report.status == "ok", report
 
     def query() -> None:
         with locks.track_job():

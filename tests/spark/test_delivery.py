@@ -20,12 +20,12 @@ import pytest
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.engine.session import EngineSession
 from hypaware.export import dead_letter_rows
-from hypaware.export.driver import DeliveryOptions, Driver
-from hypaware.export.rows import LakeRowReader
+from hypaware.export.delivery import DeliveryOptions, Driver, gather_all
 from hypaware.export.status import SinkReport
 from hypaware.home import Home
 from hypaware.lake import schema
 from hypaware.lake.flush import Flusher
+from hypaware.lake.read import LakeRowReader
 from hypaware.lake.spark_table import SparkLake
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
@@ -61,7 +61,8 @@ class Site:
         driver = Driver(
             self.opened, Config(sinks=self.sinks), LakeRowReader(self.opened.home), DeliveryOptions(max_wait, budget)
         )
-        return {report.sink: report for report in asyncio.run(driver.deliver(chosen or tuple(self.sinks)))}
+        reports = asyncio.run(gather_all(map(driver.deliver, chosen or self.sinks)))
+        return {report.sink: report for report in reports}
 
     def at_the_server(self) -> Counter[str]:
         return Counter(row["message_id"] for row in self.server.rows())

@@ -1,10 +1,11 @@
-"""The job `overview` on rows from spool and flush: every number is compared with the input rows."""
+"""The overview and the usage of real transcripts, compared with SQL over the lake that Spark has written."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,177 +13,141 @@ import pytest
 
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
+from hypaware.index.filters import make_filters
+from hypaware.index.overview import summarize_overview
+from hypaware.index.prices import read_prices
+from hypaware.index.sessions import list_sessions
+from hypaware.index.store import Index, open_index
+from hypaware.index.usage import summarize_usage
 from hypaware.lake import schema
 from hypaware.query import views
-from hypaware.query.overview import run_overview
-from hypaware.query.run import run_query
 from hypaware.state import flushes
 from hypaware.state.home_opener import open_home
+from tests.support import claude_transcripts, codex_rollouts
+from tests.support.history import rows_of
 from tests.support.light_home import append
 from tests.support.query_runner import QueryRunner
-from tests.support.rows import DATASET, row
+from tests.support.rows import DATASET
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+ZONE = "Asia/Tokyo"
+# Another zone than that of the table, whose days are in UTC.
+DAY = f"date_format(from_utc_timestamp(message_created_at, '{ZONE}'), 'yyyy-MM-dd')"
+FIGURES = f"""
+    count(DISTINCT session_id) AS sessions,
+    count(DISTINCT CASE WHEN provider_type IS DISTINCT FROM 'gateway' THEN message_id END) AS messages,
+    count_if(provider_type IS DISTINCT FROM 'gateway') AS parts,
+    count_if(provider_type IS DISTINCT FROM 'gateway' AND part_type = 'tool_call') AS tool_calls,
+    {", ".join(f"coalesce(sum(get_json_object(attributes, '$.usage.{name}')::bigint), 0) AS {name}" for name in TOKENS)}
+"""
 
-USAGE = {
-    "input_tokens": 3,
-    "output_tokens": 50,
-    "cache_read_tokens": 11_000,
-    "cache_write_tokens": 512,
-    "reasoning_tokens": 20,
-}
+
+def sample_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of the sample transcripts of Claude Code and Codex, each row once."""
+    codex = [folder / name for name in codex_rollouts.sample_names()]
+    for path in codex:
+        path.write_bytes(codex_rollouts.sample(path.name))
+    sources = [(claude_transcripts.PROVIDER, path) for path in claude_transcripts.unpacked(folder / "claude")]
+    found: dict[str, dict[str, Any]] = {}
+    for provider, path in [*sources, *((codex_rollouts.PROVIDER, path) for path in codex)]:
+        for row in rows_of(provider, path, quiet=True)[0]:
+            found.setdefault(row["part_id"], {name: value for name, value in row.items() if name != "gateway_id"})
+    return list(found.values())
 
 
-class Overview(QueryRunner):
-    """Return the home of the shared engine, with an empty table."""
-
-    def of(self, *rows: dict[str, Any], since: str | None = None, refresh: str = "always") -> dict[str, Any]:
-        if rows:
-            append(self.home, list(rows))
-        return run_overview(self, {"since": since, "refresh": refresh})
+@pytest.fixture(scope="module")
+def lake(
+    engine_session: EngineSession, engine_home: Home, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[QueryRunner]:
+    """Return a runner of queries over the samples, which are committed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(views, "_views_by_session", WeakKeyDictionary())
+        drop = f"DROP TABLE IF EXISTS {schema.full_table_name(DATASET)} PURGE"
+        engine_session.spark.sql(drop)
+        with closing(open_home(engine_home).store) as store, store.transaction() as connection:
+            flushes.lower_high_water(connection, DATASET, 0)
+        append(engine_home, sample_rows(tmp_path_factory.mktemp("samples")))
+        runner = QueryRunner(engine_session.spark)
+        runner.home = engine_home
+        runner.run("SELECT 1 FROM ai_gateway_messages LIMIT 1", format="json", refresh="always")
+        yield runner
+        engine_session.spark.sql(drop)
 
 
 @pytest.fixture
-def overview(engine_session: EngineSession, engine_home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Overview]:
-    monkeypatch.setattr(views, "_views_by_session", WeakKeyDictionary())
-    drop = f"DROP TABLE IF EXISTS {schema.full_table_name(DATASET)} PURGE"
-    engine_session.spark.sql(drop)
-    with closing(open_home(engine_home).store) as store, store.transaction() as connection:
-        flushes.lower_high_water(connection, DATASET, 0)
-    runner = Overview(engine_session.spark)
-    runner.home = engine_home
-    engine_session.spark.sparkContext.setJobGroup("overview", "overview")
-    yield runner
-    engine_session.spark.sql(drop)
+def index(lake: QueryRunner) -> Iterator[Index]:
+    with open_index(lake.home) as opened:
+        yield opened
 
 
-def message(number: int, parts: int = 1, first: int = 0, **columns: Any) -> list[dict[str, Any]]:
-    """Return the parts of one message; the last one carries the token counts."""
-    usage = columns.pop("usage", None)
-    made = [row(number, part_index=first + at, attributes={"client": {}}, **columns) for at in range(parts)]
-    made[-1]["attributes"] = {"client": {}, **({"usage": usage} if usage else {})}
-    return made
+def without_cost(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in ("cost_usd", "unpriced_models")} for row in rows]
 
 
-@pytest.mark.hazard(105)
-def test_rows_that_are_not_part_of_the_conversation_are_left_out_but_their_tokens_count(overview: Overview) -> None:
-    gateway: dict[str, Any] = {"provider_type": "gateway", "cwd": "/home/dev/a"}
-    found = overview.of(
-        *message(1, cwd="/home/dev/a", role="user", provider_type="user"),
-        *message(2, cwd="/home/dev/a", usage={"output_tokens": 5}),
-        *message(3, role="user", provider_subtype="context", **gateway),
-        *message(4, part_type="error", provider_subtype="failed_call", is_error=True, **gateway),
-        *message(5, part_type="usage", provider_subtype="compaction", usage={"output_tokens": 40}, **gateway),
+def by_key(rows: list[dict[str, Any]], key: str) -> dict[Any, dict[str, Any]]:
+    return {row[key]: row for row in rows}
+
+
+def test_the_overview_agrees_with_sql(lake: QueryRunner, index: Index) -> None:
+    found = summarize_overview(index, make_filters(timezone=ZONE), read_prices())
+
+    assert without_cost([found["totals"]]) == lake.rows(f"SELECT {FIGURES} FROM ai_gateway_messages")
+    assert found["totals"]["parts"] > 250
+    assert found["totals"]["tool_calls"] > 30
+    for list_, key, column in (
+        ("days", "day", DAY),
+        ("projects", "cwd", "cwd"),
+        ("clients", "client", "client_name"),
+        ("models", "model", "model"),
+    ):
+        asked = lake.rows(f"SELECT {column} AS {key}, {FIGURES} FROM ai_gateway_messages GROUP BY 1")
+        expected = [row for row in asked if list_ != "models" or row[key] is not None]
+        assert by_key(without_cost(found[list_]), key) == by_key(expected, key)
+    tools = lake.rows(
+        """SELECT tool_name AS tool, count_if(part_type = 'tool_call') AS calls,
+                  count_if(part_type = 'tool_result' AND is_error) AS errors
+           FROM ai_gateway_messages
+           WHERE tool_name IS NOT NULL AND provider_type IS DISTINCT FROM 'gateway' GROUP BY 1"""
     )
-
-    totals = found["totals"]
-    assert (totals["sessions"], totals["messages"], totals["parts"], totals["output_tokens"]) == (1, 2, 2, 45)
-    assert [(each["messages"], each["output_tokens"]) for each in found["projects"]] == [(2, 45)]
+    assert by_key(found["tools"], "tool") == by_key(tools, "tool")
 
 
-def test_sessions_messages_and_tokens_are_counted_in_total_and_by_day_project_and_model(overview: Overview) -> None:
-    found = overview.of(
-        *message(1, cwd="/home/dev/a", role="user", model=None),
-        *message(2, parts=3, cwd="/home/dev/a", usage=USAGE),
-        *message(3, cwd="/home/dev/b", session_id="session-2", model="model-2", usage=USAGE),
-        *message(4, session_id="session-2", message_created_at="2026-11-16T00:00:00Z", usage={"output_tokens": 7}),
+def test_a_window_that_cuts_slots_and_sessions_agrees_with_sql(lake: QueryRunner, index: Index) -> None:
+    times = [
+        datetime.fromisoformat(row["at"]).astimezone(UTC)
+        for row in lake.rows("SELECT DISTINCT message_created_at AS at FROM ai_gateway_messages ORDER BY 1")
+    ]
+    since, until = times[len(times) // 5], times[4 * len(times) // 5]
+    window = (
+        f"message_created_at >= TIMESTAMP '{since:%Y-%m-%d %H:%M:%S.%f}' "
+        f"AND message_created_at <= TIMESTAMP '{until:%Y-%m-%d %H:%M:%S.%f}'"
     )
+    filters = make_filters(since=since, until=until, client="claude", timezone="UTC")
 
-    assert found["totals"] == {
-        "sessions": 2,
-        "messages": 4,
-        "parts": 6,
-        "tool_calls": 0,
-        "input_tokens": 6,
-        "output_tokens": 107,
-        "cache_read_tokens": 22_000,
-        "cache_write_tokens": 1024,
-        "reasoning_tokens": 40,
-    }
-    assert (found["first_day"], found["last_day"]) == ("2026-11-15", "2026-11-16")
-    days = {each["day"]: (each["sessions"], each["messages"], each["output_tokens"]) for each in found["days"]}
-    assert days == {"2026-11-15": (2, 3, 100), "2026-11-16": (1, 1, 7)}
-    projects = [(each["cwd"], each["sessions"], each["messages"], each["parts"]) for each in found["projects"]]
-    assert projects == [("/home/dev/a", 1, 2, 4), ("/home/dev/b", 1, 1, 1), (None, 1, 1, 1)]
-    models = {each["model"]: (each["messages"], each["reasoning_tokens"]) for each in found["models"]}
-    assert models == {"model-1": (2, 20), "model-2": (1, 20)}
-    assert [each["client"] for each in found["clients"]] == ["claude"]
+    found = summarize_overview(index, filters, read_prices())
+
+    where = f"WHERE client_name = 'claude' AND {window}"
+    assert without_cost([found["totals"]]) == lake.rows(f"SELECT {FIGURES} FROM ai_gateway_messages {where}")
+    assert 0 < found["totals"]["parts"] < summarize_overview(index, make_filters(), read_prices())["totals"]["parts"]
 
 
-def test_a_message_without_a_first_part_is_counted(overview: Overview) -> None:
-    found = overview.of(*message(1), *message(2, parts=2, first=1), *message(3, parts=2))
+def test_sessions_and_their_usage_agree_with_sql(lake: QueryRunner, index: Index) -> None:
+    asked = by_key(lake.rows(f"SELECT session_id, {FIGURES} FROM ai_gateway_messages GROUP BY 1"), "session_id")
 
-    assert (found["totals"]["messages"], found["totals"]["parts"]) == (3, 5)
+    sessions = list_sessions(index, make_filters(), read_prices())
+    usage = summarize_usage(index, make_filters(), read_prices(), by="session")
 
-
-def test_messages_with_one_part_each_are_counted_without_reading_their_ids(overview: Overview) -> None:
-    assert overview.of(*message(1), *message(2))["totals"]["messages"] == 2
-
-
-def test_tools_are_counted_by_calls_and_failed_results(overview: Overview) -> None:
-    def call(number: int, tool: str) -> dict[str, Any]:
-        return row(number, part_type="tool_call", tool_name=tool)
-
-    def result(number: int, tool: str, **columns: Any) -> dict[str, Any]:
-        return row(number, part_type="tool_result", tool_name=tool, role="user", **columns)
-
-    found = overview.of(call(1, "Read"), call(2, "Bash"), call(3, "Bash"), result(4, "Bash", is_error=True), row(5))
-
-    assert found["tools"] == [{"tool": "Bash", "calls": 2, "errors": 1}, {"tool": "Read", "calls": 1, "errors": 0}]
-    assert found["totals"]["tool_calls"] == 3
-
-
-def test_only_whole_numbers_in_the_top_level_usage_are_counted(
-    overview: Overview,
-) -> None:
-    found = overview.of(
-        row(1, attributes={"claude": {"tool_use_result": {"usage": {"output_tokens": 1000}}}}),
-        row(2, attributes={"usage": {"output_tokens": "many", "input_tokens": 3}}),
-        row(3, attributes={"usage": ["output_tokens"]}),
-        row(4, attributes={"usage": {"output_tokens": 5}, "claude": {"usage": {"output_tokens": 1000}}}),
-        row(5, attributes=None),
-    )
-
-    assert (found["totals"]["output_tokens"], found["totals"]["input_tokens"]) == (5, 3)
-    assert found["totals"]["messages"] == 5
-
-
-def test_an_overflow_of_counts_does_not_break_the_overview(overview: Overview) -> None:
-    found = overview.of(*(row(number, attributes={"usage": {"output_tokens": 2**63 - 1}}) for number in range(3)))
-
-    assert found["totals"]["messages"] == 3
-
-
-def test_a_window_includes_its_first_day(overview: Overview) -> None:
-    rows = [row(day, message_created_at=f"2026-11-{day:02}T00:00:00Z") for day in (13, 14, 15)]
-
-    found = overview.of(*rows, since="2026-11-14")
-
-    assert [each["day"] for each in found["days"]] == ["2026-11-14", "2026-11-15"]
-    assert found["since"] == "2026-11-14"
-    assert overview.of(since="2026-11-16")["totals"]["parts"] == 0
-
-
-def test_a_lake_without_a_table_has_an_empty_overview(overview: Overview) -> None:
-    found = overview.of(refresh="never")
-
-    assert found["totals"]["sessions"] == 0
-    assert found["first_day"] is None
-
-
-def test_an_overview_agrees_with_sql(overview: Overview) -> None:
-    rows = [row(number, session_id=f"session-{number % 7}", cwd=f"/home/dev/{number % 3}") for number in range(200)]
-    found = overview.of(*rows)
-
-    run_query(
-        overview,
-        {
-            "sql": "SELECT cwd, count(DISTINCT session_id) AS sessions, count(DISTINCT message_id) AS messages, "
-            "sum(get_json_object(attributes, '$.usage.output_tokens')::bigint) AS output_tokens "
-            "FROM ai_gateway_messages GROUP BY cwd ORDER BY messages DESC, cwd",
-            "format": "json",
-            "refresh": "never",
-        },
-    )
-    asked = json.loads(overview.output)
-    assert [{name: each[name] for name in asked[0]} for each in found["projects"]] == asked
+    assert {each["session_id"] for each in sessions} == asked.keys() == {row["key"] for row in usage["rows"]}
+    for each in sessions:
+        expected = asked[each["session_id"]]
+        assert [each[name] for name in ("messages", "parts", "tool_calls")] == [
+            expected[name] for name in ("messages", "parts", "tool_calls")
+        ]
+        assert {f"{name}_tokens": count for name, count in each["tokens"].items()} == {
+            name: expected[name] for name in TOKENS
+        }
+    for row in usage["rows"]:
+        assert {f"{name}_tokens": count for name, count in row["tokens"].items()} == {
+            name: asked[row["key"]][name] for name in TOKENS
+        }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hypaware.backfill.run import backfill
+from hypaware.backfill.import_job import backfill
 from hypaware.config import Config, RetentionConfig
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home

@@ -17,8 +17,9 @@ from hypaware.engine.session import EngineSession
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import build, read, schema
-from hypaware.lake.build import BuildFailure, BuildResult, BuildTask
+from hypaware.lake.build import BuildFailure, BuildResult, BuildSettings
 from hypaware.lake.flush import Flusher, FlushReport
+from hypaware.lake.segment_tasks import SegmentTask
 from hypaware.lake.spark_table import SparkLake
 from hypaware.model import datasets
 from hypaware.model.columns import Column, ColumnType
@@ -186,7 +187,7 @@ def test_a_worker_that_dies_fails_the_build_and_not_the_engine(
     engine_session: EngineSession, opened: OpenHome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
-    task = BuildTask(DATASET, (), "some-flush", tmp_path, {})
+    task = SegmentTask(BuildSettings(DATASET, "some-flush", tmp_path, {}), ())
     with monkeypatch.context() as patch:
         patch.setattr(build, "run_catching", _die)
         (failed,) = lake.run([task])
@@ -203,7 +204,7 @@ def test_if_no_worker_can_start_the_environment_is_blamed_and_not_the_rows(
     lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
     monkeypatch.setattr(build, "run_catching", _die)
     monkeypatch.setattr(build, "confirm_worker", _die)
-    (failed,) = lake.run([BuildTask(DATASET, (), "some-flush", tmp_path, {})])
+    (failed,) = lake.run([SegmentTask(BuildSettings(DATASET, "some-flush", tmp_path, {}), ())])
     assert isinstance(failed, BuildFailure)
     assert failed.is_environmental
 

@@ -19,12 +19,12 @@ import pytest
 from hypaware.config import Config
 from hypaware.config.schema import SinkConfig
 from hypaware.engine.session import EngineSession
-from hypaware.export.driver import DeliveryOptions, Driver
-from hypaware.export.rows import LakeRowReader
+from hypaware.export.delivery import DeliveryOptions, Driver
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import key_index, locks, schema, tombstones
 from hypaware.lake.flush import Flusher
+from hypaware.lake.read import LakeRowReader
 from hypaware.lake.spark_table import SparkLake, SparkTable
 from hypaware.maintain.purge import table
 from hypaware.maintain.purge.run import purge_job
@@ -96,7 +96,8 @@ class Context:
         opened = open_home(self.home)
         with closing(opened.store), locks.track_job():
             driver = Driver(opened, self.config, LakeRowReader(self.home), DeliveryOptions(5.0))
-            (report,) = asyncio.run(driver.deliver(tuple(self.config.sinks)))
+            (name,) = self.config.sinks
+            report = asyncio.run(driver.deliver(name))
             assert report.status == "ok", report
 
     def sql(self, statement: str) -> list[Any]:

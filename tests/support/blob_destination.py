@@ -15,8 +15,9 @@ import pyarrow as pa
 from hypaware.export.encoders import PARQUET, Encoder
 from hypaware.export.sink import Chunk, DestinationUnreachable, TablePayload, make_chunk
 from hypaware.export.sinks.blob import parse_location
-from hypaware.export.sinks.blob.sink import BlobSink, BlobStore, make_store
-from hypaware.lake.schema import file_schema, table_from_json_lines
+from hypaware.export.sinks.blob.blob_sink import BlobSink, BlobStore, make_store
+from hypaware.lake.build import table_from_json_lines
+from hypaware.lake.schema import file_schema
 from hypaware.model import canonical
 from hypaware.model.datasets import INTERNAL, coerce_row
 from hypaware.state.streams import StreamKey

@@ -24,11 +24,11 @@ import pyarrow as pa
 from hypaware.engine.jobs import Job, JobContext
 from hypaware.errors import Cancelled, HypError
 from hypaware.export import sink_registry
-from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
-from hypaware.export.rows import LakeRowReader
+from hypaware.export.delivery import DeliveryOptions, Driver, gather_all, replay_letter
 from hypaware.home import Home
 from hypaware.lake import locks
 from hypaware.lake.flush import FlushReport
+from hypaware.lake.read import LakeRowReader
 from hypaware.maintain import retention
 from hypaware.maintain.context import MaintenanceContext
 from hypaware.maintain.context import MaintenanceReport as Kept
@@ -61,7 +61,7 @@ def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         driver = Driver(
             opened, context.config, LakeRowReader(context.home), DeliveryOptions(args["max_wait"], args["budget"])
         )
-        reports = asyncio.run(driver.deliver(chosen))
+        reports = asyncio.run(gather_all(map(driver.deliver, chosen)))
     context.progress(f"delivering to {chosen[0]}", 1, 1, unit="rows", mb_per_s=1.0)
     return {"sinks": [report.as_json() for report in reports]}
 
@@ -86,7 +86,7 @@ def _flushed(context: JobContext) -> FlushReport:
 
 def read(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     lake = LakeRowReader(context.home)
-    found = asyncio.run(lake.between(args["dataset"], args["source"], args["since"], args["until"]))
+    found = lake.page(args["dataset"], args["source"], args["since"], args["until"]).rows
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, found.schema) as writer:
         writer.write_table(found)

@@ -25,7 +25,7 @@ from hypaware import faults
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.errors import HypError
 from hypaware.export import retry, round, stream_destination
-from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
+from hypaware.export.delivery import DeliveryOptions, Driver, gather_all, replay_letter
 from hypaware.export.sink import (
     Chunk,
     ChunkLimits,
@@ -210,7 +210,7 @@ class DeliveryModel:
         async def cancelled() -> None:
             with self.opened() as opened:
                 driver = Driver(opened, self.config, self.lake, DeliveryOptions(0.01))
-                task = asyncio.create_task(driver.deliver(list(self.config.sinks)))
+                task = asyncio.create_task(gather_all(map(driver.deliver, self.config.sinks)))
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 task.cancel()
@@ -434,7 +434,8 @@ class DeliveryModel:
     def _deliver(self, config: Config, names: list[str] | None, terms: DeliveryOptions) -> list[SinkReport]:
         with self.opened() as opened:
             self._store_identity(opened)
-            return asyncio.run(Driver(opened, config, self.lake, terms).deliver(names or list(config.sinks)))
+            driver = Driver(opened, config, self.lake, terms)
+            return asyncio.run(gather_all(map(driver.deliver, names or config.sinks)))
 
     def _adopt(self, slot: Slot, was: Path) -> None:
         self._deliver(self.config, [slot.name], DeliveryOptions(0.0))

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.relocate import rewrite_avro
-from hypaware.lake.parquet import BuiltFile, OutputPaths
+from hypaware.lake.build import BuiltFile, OutputPaths
 from hypaware.lake.schema import file_schema
 from hypaware.model import datasets
 from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE

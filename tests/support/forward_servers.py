@@ -12,9 +12,10 @@ import pyarrow as pa
 from aiohttp import web
 
 from hypaware.export.sink import Chunk, LinesPayload, SinkSettings, make_chunk
-from hypaware.export.sinks.forward.sink import ForwardSink
+from hypaware.export.sinks.forward.forward_sink import ForwardSink
 from hypaware.home import Home
 from hypaware.lake import schema as lake_schema
+from hypaware.lake.build import table_from_json_lines
 from hypaware.model import canonical
 from hypaware.model.datasets import INTERNAL, Dataset, coerce_row
 from hypaware.state.streams import StreamKey
@@ -55,7 +56,7 @@ def table(rows: Sequence[dict[str, Any]], dataset: Dataset = MESSAGES) -> pa.Tab
     schema = lake_schema.file_schema(dataset, {column.name: number for number, column in enumerate(columns)})
     nothing = {name: pa.nulls(len(rows), schema.field(name).type) for name in INTERNAL}
     lines = [canonical.serialize_row(row)[1] for row in rows]
-    return lake_schema.table_from_json_lines(schema, lines, nothing).drop_columns(list(INTERNAL))
+    return table_from_json_lines(schema, lines, nothing).drop_columns(list(INTERNAL))
 
 
 def lines(count: int = 3) -> LinesPayload:

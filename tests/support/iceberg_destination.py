@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from hypaware.export.sink import Chunk, Sink, SinkSettings, SinkType, SparkRunner, TablePayload
 from hypaware.export.sinks.iceberg import ICEBERG
-from hypaware.export.sinks.iceberg.sink import IcebergSink
+from hypaware.export.sinks.iceberg.iceberg_sink import IcebergSink
 from hypaware.home import Home
 from tests.support.rows import DATASET
 from tests.support.shipments import GATEWAY, INCARNATION, rows_of

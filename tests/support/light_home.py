@@ -6,11 +6,11 @@ from contextlib import closing
 from typing import Any
 
 from hypaware.backfill import providers
-from hypaware.backfill.report import ImportReport, survey_for_report
+from hypaware.backfill.import_job import commit_batches, survey_for_report
+from hypaware.backfill.report import ImportReport
 from hypaware.backfill.request import ImportArguments, ImportPolicy
-from hypaware.backfill.run import commit_batches
+from hypaware.backfill.source_rows import ImportContext
 from hypaware.backfill.survey import read_import_state
-from hypaware.backfill.tasks import ImportContext
 from hypaware.config import Config, FlushConfig
 from hypaware.errors import LakeError
 from hypaware.home import Home

@@ -37,8 +37,7 @@ from hypaware.iceberg.metadata import (
     local_path,
     read_metadata,
 )
-from hypaware.lake.build import BuildFailure, BuildResult, Task, run_catching
-from hypaware.lake.parquet import BuiltFile
+from hypaware.lake.build import BuildFailure, BuildResult, BuiltFile, Task, run_catching
 from hypaware.lake.schema import TABLE_PROPERTIES, table_columns
 from hypaware.lake.snapshots import list_expirable
 from hypaware.lake.table import NotCommitted, TableChange

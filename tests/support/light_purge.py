@@ -19,10 +19,10 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles
 
 from hypaware.config import Config
 from hypaware.export import dead_letter_rows
-from hypaware.export.driver import DeliveryOptions, Driver
-from hypaware.export.rows import LakeRowReader
+from hypaware.export.delivery import DeliveryOptions, Driver, gather_all
 from hypaware.export.status import SinkReport
 from hypaware.home import Home
+from hypaware.lake.read import LakeRowReader
 from hypaware.lake.table import LakeTable
 from hypaware.maintain.purge.context import PurgeContext
 from hypaware.maintain.purge.run import run_purge
@@ -77,7 +77,7 @@ def deliver(home: Home, config: Config, budget: int | None = None) -> list[SinkR
     opened = open_home(home)
     with closing(opened.store), fault_injection.register_kind(FOLDER):
         driver = Driver(opened, config, LakeRowReader(home), DeliveryOptions(0.0, budget))
-        return asyncio.run(driver.deliver(tuple(config.sinks)))
+        return asyncio.run(gather_all(map(driver.deliver, config.sinks)))
 
 
 def holders(home: Home, *words: str) -> set[str]:

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from hypaware import config
-from hypaware.export.driver import DeliveryOptions, Driver
-from hypaware.export.rows import LakeRowReader
+from hypaware.export.delivery import DeliveryOptions, Driver
 from hypaware.home import Home
+from hypaware.lake.read import LakeRowReader
 from hypaware.state.home_opener import open_home
 from hypaware.takeover.plan import TakeoverRequest
 from hypaware.takeover.run import TakeoverContext, take_over_cache
@@ -40,7 +40,7 @@ def deliver(home: Home, sink: str) -> str:
     opened = open_home(home)
     with closing(opened.store):
         driver = Driver(opened, config.load(home), LakeRowReader(home), DeliveryOptions())
-        (report,) = asyncio.run(driver.deliver([sink]))
+        report = asyncio.run(driver.deliver(sink))
     return str(report.as_json()["status"])
 
 

@@ -153,10 +153,10 @@ def find_program(name: str) -> str:
 
 
 @contextmanager
-def running_daemon(user: User, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a daemon with a gateway at this port. At the end the client is detached."""
+def running_daemon(user: User, port: int, more: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """Run a daemon with a gateway at this port, and more settings. At the end the client is detached."""
     user.hyp.home.mkdir(exist_ok=True)
-    (user.hyp.home / "config.toml").write_text(_CONFIG.format(port=port))
+    (user.hyp.home / "config.toml").write_text(_CONFIG.format(port=port) + more)
     daemon = user.hyp.start("daemon", "run", **user.environment)
     try:
         eventually(lambda: _answers(port) or daemon.poll() is not None)

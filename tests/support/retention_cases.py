@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from hypaware.config import Config, RetentionConfig, SinkConfig
-from hypaware.export.driver import DeliveryOptions, Driver
-from hypaware.export.rows import LakeRowReader
+from hypaware.export.delivery import DeliveryOptions, Driver, gather_all
 from hypaware.export.status import SinkReport
 from hypaware.home import Home
 from hypaware.iceberg import metadata
+from hypaware.lake.read import LakeRowReader
 from hypaware.lake.table import TableChange
 from hypaware.maintain import retention as maintain_retention
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
@@ -79,7 +79,7 @@ class RetentionSite:
         opened = open_home(self.home)
         with closing(opened.store):
             driver = Driver(opened, self.config, LakeRowReader(self.home), DeliveryOptions(0.0, budget))
-            return asyncio.run(driver.deliver(sinks or tuple(self.config.sinks)))
+            return asyncio.run(gather_all(map(driver.deliver, sinks or self.config.sinks)))
 
     def record_incarnation(self) -> None:
         """Record the incarnation in the lake, as an engine does before a delivery."""

@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from hypaware.export.sink import Chunk, make_chunk
-from hypaware.lake.schema import file_schema, table_columns, table_from_json_lines
+from hypaware.lake.build import table_from_json_lines
+from hypaware.lake.schema import file_schema, table_columns
 from hypaware.model import canonical
 from hypaware.model.datasets import INTERNAL, SEQ, coerce_row
 from hypaware.state.streams import StreamKey

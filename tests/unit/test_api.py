@@ -10,6 +10,7 @@ from hypaware.api import Lake
 from hypaware.errors import NotReady, UsageError
 from hypaware.home import Home
 from hypaware.model import datasets
+from tests.support.index_home import make_home, response
 
 DATASET = datasets.list_names()[0]
 
@@ -32,3 +33,31 @@ def test_a_start_that_is_no_sequence_is_refused_before_anything_is_read(tmp_path
 def test_an_end_that_is_no_sequence_is_refused_before_anything_is_read(tmp_path: Path, until: Any) -> None:
     with pytest.raises(UsageError, match="until must be an integer from 0"):
         Lake(Home(tmp_path)).read_rows_since(DATASET, None, 0, until)
+
+
+def test_sessions_and_usage_have_the_shapes_of_the_commands(tmp_path: Path) -> None:
+    make_home(
+        tmp_path / "home",
+        response(1, at="2026-11-14T08:00:00Z", usage={"output_tokens": 1_000_000}, content_text="connection refused"),
+        response(2, at="2026-11-15T08:00:00Z", session_id="b", client_name="codex"),
+    )
+    lake = hypaware.open_lake(tmp_path / "home")
+
+    assert [each["session_id"] for each in lake.sessions()["sessions"]] == ["b", "session-1"]
+    assert [each["session_id"] for each in lake.sessions(sort="cost", limit=1)["sessions"]] == ["session-1"]
+    assert [each["session_id"] for each in lake.sessions(grep="refused", client="claude")["sessions"]] == ["session-1"]
+    assert lake.usage(by="client", timezone="UTC", since="2026-11-14")["total"]["cost_usd"] == 20.0
+    assert [row["key"] for row in lake.usage(by="client")["rows"]] == ["claude", "codex"]
+
+
+def test_unknown_groupings_orders_and_filters_are_refused(tmp_path: Path) -> None:
+    lake = hypaware.open_lake(make_home(tmp_path / "home"))
+
+    with pytest.raises(UsageError, match="by must be one of day, week"):
+        lake.usage(by="hour")
+    with pytest.raises(UsageError, match="sort must be one of time, cost"):
+        lake.sessions(sort="size")
+    with pytest.raises(UsageError, match="--since"):
+        lake.sessions(since="soon")
+    with pytest.raises(TypeError):
+        lake.sessions(projekt="web")

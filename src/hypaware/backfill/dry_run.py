@@ -11,25 +11,25 @@ import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from hypaware.backfill.report import ImportReport, redirect_stdout, run_providers, survey_for_report
+from hypaware.backfill.import_job import make_tasks, run_providers, split_into_batches, survey_for_report
+from hypaware.backfill.report import ImportReport, redirect_stdout
 from hypaware.backfill.request import ImportArguments, ImportPolicy
+from hypaware.backfill.source_rows import ImportContext, SourceTask
 from hypaware.backfill.survey import read_import_state
-from hypaware.backfill.tasks import ImportContext, make_tasks, split_into_batches
 from hypaware.config import Config
 from hypaware.home import Home
 from hypaware.lake import prepare, tombstones
-from hypaware.lake.build import BuildResult, BuildTask
-from hypaware.lake.dedupe import ExistingKeys
-from hypaware.lake.parquet import BuiltFile
+from hypaware.lake.build import BuildResult, BuildSettings, BuiltFile
+from hypaware.lake.key_lookup import ExistingKeys
 from hypaware.lake.prepare import PurgedRows
 from hypaware.lake.row_keys import unpack_keys
-from hypaware.lake.tombstones import PurgeFilter
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset, Row
 from hypaware.model.row_counts import RowCounts
+from hypaware.spool.segments import SegmentUnreadable
 from hypaware.state import mirror
 
 DryRunProgress = Callable[[str, float, float, dict[str, Any]], None]
@@ -54,14 +54,11 @@ def run_dry(home: Home, config: Config, args: Mapping[str, Any], progress: DryRu
         existing = existing_keys.setdefault(dataset.name, ExistingKeys(home, dataset, gateway_id))
         stones = tombstones.read_tombstones(home)
         match_native = stones.has_parts or existing.may_match
+        settings = BuildSettings(dataset.name, "dry-run", home.lake, {}, gateway_id, stones, match_native)
         after = read = 0
         for batch in split_into_batches(found.due):
-            tasks = [
-                replace(task, purge_filter=stones.purge_filter, match_native=match_native)
-                for task in make_tasks(batch, context, after, "dry-run", home.lake, {})
-            ]
             counted = []
-            for task, result in _run_tasks(tasks):
+            for task, result in _run_tasks(make_tasks(batch, context, settings, after)):
                 counted.append(result)
                 read += task.bytes
                 rows = report.rows.written + sum(each.rows for each in counted)
@@ -69,6 +66,8 @@ def run_dry(home: Home, config: Config, args: Mapping[str, Any], progress: DryRu
             after += batch.max_rows
             purged = prepare.find_purged(stones, dataset, gateway_id, [each.built for each in counted])
             _add_to_report(report, existing, counted, purged)
+        if existing.unreadable:
+            report.warnings.append(SegmentUnreadable(dataset.name, existing.unreadable).message)
 
     with redirect_stdout():
         return run_providers(request, count_dataset, dry_run=True)
@@ -102,13 +101,9 @@ class _Counted:
         return sum(map(len, self.days.values()))
 
 
-def count_rows(task: BuildTask, purge_filter: PurgeFilter, *, match_native: bool) -> _Counted:
+def count_rows(task: SourceTask) -> _Counted:
     """Build the rows of a task, and count them instead of writing them."""
-    return _count_rows(replace(task, purge_filter=purge_filter, match_native=match_native))
-
-
-def _count_rows(task: BuildTask) -> _Counted:
-    counter = _RowCounter(datasets.get(task.dataset).time_column)
+    counter = _RowCounter(datasets.get(task.settings.dataset).time_column)
     built = task.run(counter)
     days = counter.days
     if built.withdrawn:
@@ -142,14 +137,14 @@ def _add_to_report(
     report.add_batch(sources_read, dropped | purged.skipped, counts, days)
 
 
-def _run_tasks(tasks: list[BuildTask]) -> Iterator[tuple[BuildTask, _Counted]]:
+def _run_tasks(tasks: list[SourceTask]) -> Iterator[tuple[SourceTask, _Counted]]:
     if sum(task.bytes for task in tasks) < _POOL_THRESHOLD:
-        yield from ((task, _count_rows(task)) for task in tasks)
+        yield from ((task, count_rows(task)) for task in tasks)
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, initializer=os.dup2, initargs=(2, 1)) as pool:
         try:
-            yield from zip(tasks, pool.map(_count_rows, tasks), strict=True)
+            yield from zip(tasks, pool.map(count_rows, tasks), strict=True)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -1,4 +1,4 @@
-"""Run or plan the providers of an import, and report on each: the JSON document, its summary, and telemetry counters.
+"""The report on each provider of an import (the JSON document, its summary, telemetry events), and the plan of one.
 
 A plan comes from file names, sizes and checkpoints; it opens no transcript.
 """
@@ -9,15 +9,14 @@ import contextlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from hypaware import telemetry
 from hypaware.backfill.providers import FaultKind, ProviderFault, RegisteredProvider, load_providers
 from hypaware.backfill.request import ImportArguments, ImportPolicy
-from hypaware.backfill.survey import ImportState, SourceSurvey, encode_path, read_import_state, survey_dataset
+from hypaware.backfill.survey import SourceSurvey, encode_path, read_import_state, survey_dataset
 from hypaware.clients.client import ProviderEvent
 from hypaware.config import Config
 from hypaware.errors import Cancelled, HypError, Retryable
@@ -25,10 +24,10 @@ from hypaware.home import Home
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.model.row_counts import RowCounts
-from hypaware.text import format_count
+from hypaware.state.titles import TitleResolver
 
 if TYPE_CHECKING:
-    from hypaware.backfill.tasks import SourceReport
+    from hypaware.backfill.source_rows import SourceReport
 
 _MAX_REASONS = 50
 # A provider's event must not set these fields.
@@ -51,6 +50,9 @@ class ImportReport:
     days: set[str] = field(default_factory=set)
     unsupported: list[str] = field(default_factory=list)
     """Places with history that the provider cannot import."""
+    titles: TitleResolver = field(default_factory=TitleResolver)
+    warnings: list[str] = field(default_factory=list)
+    """What could not be read apart from the history; the import went on without it."""
     error: HypError | None = None
     surveys: int = 0
 
@@ -120,6 +122,7 @@ class ImportReport:
             "files_skipped": dict(sorted(self.files_skipped.items())),
             "held_back": self.held,
             "unsupported_locations": self.unsupported,
+            "warnings": list(dict.fromkeys(self.warnings)),
             "summary": {
                 "sessions": len(self.sessions),
                 "rows": self.rows.written,
@@ -133,78 +136,17 @@ class ImportReport:
         return document
 
 
-ImportWork = Callable[[ImportReport, Dataset], None]
+def find_dataset(name: str) -> Dataset:
+    if name not in datasets.list_names():
+        raise ProviderFault("dataset_not_registered", f"no dataset {name} is registered")
+    return datasets.get(name)
 
 
-def run_providers(request: ImportArguments, work: ImportWork, *, dry_run: bool) -> dict[str, Any]:
-    """Run each provider in turn and return the backfill document."""
-    facts: dict[str, Any] = {
-        "provider_count": len(request.providers),
-        "dry_run": dry_run,
-        "retention_days": request.retention_days,
-        "since": request.window.since,
-        "until": request.window.until,
-    }
-    reports = [ImportReport(entry) for entry in map(load_providers().get, request.providers) if entry]
-    status: telemetry.Status = "cancelled"
-    with telemetry.span("backfill.start", component="backfill", **facts) as span:
-        telemetry.event("backfill.start", **facts)
-        try:
-            for report in reports:
-                _run_provider(report, work)
-            status = "failed" if any(report.error for report in reports) else "ok"
-        except Cancelled:
-            rows = sum(report.rows.written for report in reports)
-            sessions = len(set[str]().union(*(report.sessions for report in reports)))
-            raise Cancelled(
-                f"cancelled; {format_count(rows, 'row')} of {format_count(sessions, 'session')} were committed and are "
-                "kept. Run hyp backfill again to continue"
-                if rows
-                else "cancelled; nothing was committed yet. Run hyp backfill again to start over"
-            ) from None
-        finally:
-            span.status(status)
-            telemetry.event(
-                "backfill.finish",
-                status=status,
-                total_items=sum(report.items for report in reports),
-                total_rows_written=sum(report.rows.written for report in reports),
-                total_rows_skipped=sum(report.rows_skipped for report in reports),
-                error_count=sum(report.error is not None for report in reports),
-            )
-    return {
-        "run_id": telemetry.dev_run_id(),
-        "dry_run": dry_run,
-        "providers": [report.as_json() for report in reports],
-    }
-
-
-def _run_provider(report: ImportReport, work: ImportWork) -> None:
-    status: telemetry.Status = "cancelled"
+@contextlib.contextmanager
+def isolate_failure(report: ImportReport, dataset: str) -> Iterator[None]:
+    """Record any failure in the report: one provider must not stop the others."""
     try:
-        with telemetry.span("backfill.provider_start", component="backfill", **report.facts) as span:
-            for name in report.entry.provider.datasets:
-                isolate_failure(report, name, partial(work, report))
-            status = "failed" if report.error else "ok"
-            span.status(status)
-    finally:
-        with telemetry.span("backfill.provider_finish", component="backfill", **report.facts) as span:
-            span.set(
-                items_seen=report.items,
-                sessions_seen=len(report.sessions),
-                rows_written=report.rows.written,
-                rows_skipped=report.rows_skipped,
-                error_kind=report.error.kind if report.error else "",
-            )
-            span.status(status)
-
-
-def isolate_failure(report: ImportReport, dataset: str, work: Callable[[Dataset], None]) -> None:
-    """Run `work` and record any failure in the report: one provider must not stop the others."""
-    try:
-        if dataset not in datasets.list_names():
-            raise ProviderFault("dataset_not_registered", f"no dataset {dataset} is registered")
-        work(datasets.get(dataset))
+        yield
     except Cancelled:
         raise
     except HypError as error:
@@ -220,34 +162,6 @@ def isolate_failure(report: ImportReport, dataset: str, work: Callable[[Dataset]
         report.fail(Retryable(f"{dataset}: {error}; sources that were not imported stay due", kind="import_failed"))
     except (Exception, SystemExit) as error:
         report.fail(ProviderFault("provider_error", f"{dataset}: unexpected {type(error).__name__}: {error}"))
-
-
-def survey_for_report(
-    report: ImportReport,
-    home: Home,
-    request: ImportArguments,
-    dataset: Dataset,
-    state: ImportState,
-    policy: ImportPolicy,
-    on_progress: Callable[[int], None] = lambda _: None,
-) -> SourceSurvey:
-    """Survey a dataset for a run or a dry run, with telemetry, and add the survey to the report."""
-    facts = {**report.facts, "hyp_dataset": dataset.name}
-    with telemetry.span("backfill.plan", component="backfill", **facts) as span:
-        provider = report.entry.provider
-        found = survey_dataset(home, request, provider, dataset, state, policy, on_progress=on_progress)
-        counts: dict[str, Any] = {"files": found.files, "files_due": len(found.due), "bytes_due": found.bytes}
-        span.set(**counts)
-        telemetry.event("backfill.scan", **facts, **counts)
-    # All datasets list the same files, so only the first survey counts.
-    report.surveys += 1
-    if report.surveys == 1:
-        report.files += found.files
-        report.files_unchanged += found.unchanged
-        report.files_skipped.update(found.skipped)
-        report.held += found.held
-        report.emit(found.events)
-    return found
 
 
 def find_failure(report: Mapping[str, Any], requested: Iterable[str]) -> HypError | None:
@@ -277,13 +191,11 @@ def _plan_provider(
 ) -> dict[str, Any]:
     report, found = ImportReport(entry), list[SourceSurvey]()
 
-    def survey(dataset: Dataset) -> None:
-        state = read_import_state(home, entry.name, dataset.name)
-        found.append(survey_dataset(home, request, entry.provider, dataset, state, policy, in_order=False))
-
     with redirect_stdout():
         for name in entry.provider.datasets:
-            isolate_failure(report, name, survey)
+            with isolate_failure(report, name):
+                dataset, state = find_dataset(name), read_import_state(home, entry.name, name)
+                found.append(survey_dataset(home, request, entry.provider, dataset, state, policy, in_order=False))
     document = {"provider": entry.name, "plugin": entry.plugin, "datasets": list(entry.provider.datasets)}
     if report.error:
         return {**document, "plan": None, "error": report.error.as_json()}

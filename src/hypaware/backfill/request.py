@@ -12,11 +12,10 @@ so that all rows of a source are treated alike.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,16 @@ from hypaware.clients.reader import TimeWindow
 from hypaware.config import ClientConfig, Config, PrivacyConfig, RedactionConfig
 from hypaware.errors import HypError, UsageError
 from hypaware.home import Home
-from hypaware.model.columns import format_timestamp, preview
+from hypaware.model.columns import format_timestamp
 from hypaware.model.datasets import Dataset, Row
+from hypaware.model.dates import parse_date
 from hypaware.model.privacy_class import PrivacyClass
 from hypaware.privacy import policy
-from hypaware.privacy.marker_key import load_marker_key
 from hypaware.privacy.policy import IGNORED_BY_SESSION, PrivacyPolicy
-from hypaware.privacy.redact import Redaction, redact_row, redact_text
+from hypaware.privacy.redact import Redaction, load_marker_key, redact_row, redact_text
 from hypaware.state.flushes import SourceCheckpoint
 from hypaware.text import did_you_mean
 
-_AGO = re.compile(r"([0-9]{1,9})([mhdw])")
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-# Of ISO 8601's date forms only calendar days: a week or a month does not name one day.
-_DAY = re.compile(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}")
 FOLDER_IGNORED, SESSION_IGNORED = "folder_ignored", "session_ignored"
 """Reasons in `lines_skipped`."""
 # Enough for any real transcript. Beyond it, the rest becomes due when any recorded folder is no longer ignored.
@@ -183,28 +178,6 @@ def resolve_window(
     if bound and (earliest is None or bound > earliest):
         earliest = bound
     return TimeWindow(format_timestamp(earliest) if earliest else None, format_timestamp(latest) if latest else None)
-
-
-def parse_date(option: str, text: str | None, time_of_a_day: time, now: datetime) -> datetime | None:
-    """Parse a date option; `time_of_a_day` is the time that a day without one gets."""
-    if text is None:
-        return None
-    written = text.strip()
-    try:
-        if ago := _AGO.fullmatch(written):
-            return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-        if not _DAY.match(written):
-            raise ValueError
-        if _DAY.fullmatch(written):
-            return datetime.combine(date.fromisoformat(written), time_of_a_day, UTC)
-        found = datetime.fromisoformat(written)
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
-    except OverflowError:
-        raise UsageError(f"{option} {preview(text)} is outside the years 1 to 9999") from None
-    except ValueError:
-        raise UsageError(
-            f"{option} {preview(text)} is not a date; write 2026-11-15, 2026-11-15T08:00:00Z, or an age: 7d, 12h"
-        ) from None
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,8 @@ class SourceSurvey:
     skipped: Counter[str] = field(default_factory=Counter)
     """Reason → sources that cannot be read now and stay due."""
     events: list[ProviderEvent] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    """All sources that can be read, due or not."""
 
     @property
     def files(self) -> int:
@@ -158,8 +160,9 @@ def survey_sources(
             if not status.st_size or inode in seen or source.path in seen:
                 continue
             seen.update((inode, source.path))
+            found.sources.append(source)
             checkpoint = checkpoints.get(encode_path(source.path))
-            snapshot = _pin_source(source.path, status, checkpoint, window, now)
+            snapshot = pin_source(source.path, status, checkpoint, window, now)
             if snapshot is None:
                 found.unchanged += 1
                 found.held += len(checkpoint.held) if checkpoint else 0
@@ -175,7 +178,7 @@ def survey_sources(
     return found
 
 
-def encode_path(path: Path) -> str:
+def encode_path(path: str | Path) -> str:
     """Return a path as printable, storable text. Different paths give different texts, even if they are not UTF-8."""
     raw = os.fsencode(path)
     try:
@@ -202,22 +205,40 @@ def _find_sources(provider: Provider, environment: Environment, survey: SourceSu
         ) from error
 
 
-def _pin_source(
-    path: Path, status: os.stat_result, checkpoint: SourceCheckpoint | None, window: TimeWindow, now: datetime
+def pin_source(
+    path: Path,
+    status: os.stat_result,
+    checkpoint: SourceCheckpoint | None,
+    window: TimeWindow,
+    now: datetime,
+    released: frozenset[str] = frozenset(),
 ) -> SourceSnapshot | None:
-    """Return the snapshot of a source that is due, or None if nothing of it can be due."""
+    """Return the snapshot of a source that is due, or None if nothing of it can be due.
+
+    `released` messages are not held back any longer.
+    """
     mtime_ns = max(-_MAX_INT64, min(status.st_mtime_ns, _MAX_INT64))
     # A time in the future is a mistake; waiting for it could take years.
     quiet = abs(int(now.timestamp() * 10**9) - mtime_ns) >= QUIET_NS
-    fresh = SourceSnapshot(path, get_inode(status), status.st_size, mtime_ns, quiet=quiet, window=window)
+    fresh = SourceSnapshot(
+        path, get_inode(status), status.st_size, mtime_ns, quiet=quiet, window=window, released=released
+    )
     if checkpoint is None:
         return fresh
+    if (pin := checkpoint.pin) is not None and fresh.size >= pin.size:
+        # These rows may be in the spool already: make the same ones. The rest of the source stays due.
+        pinned = replace(fresh, size=pin.size, mtime_ns=pin.mtime_ns, quiet=pin.quiet)
+        return _after_checkpoint(replace(pinned, released=frozenset(pin.released)), checkpoint)
     before = TimeWindow(checkpoint.since, checkpoint.until)
     unchanged = (checkpoint.inode, checkpoint.size, checkpoint.mtime_ns) == (fresh.inode, fresh.size, fresh.mtime_ns)
     # Messages held back while the file was being written are released by time; everything else needs more bytes.
-    released = checkpoint.held and quiet and not checkpoint.quiet
-    if unchanged and before.covers(window) and not released:
+    has_released = not released.isdisjoint(checkpoint.held) or (checkpoint.held and quiet and not checkpoint.quiet)
+    if unchanged and before.covers(window) and not has_released:
         return None
+    return _after_checkpoint(fresh, checkpoint)
+
+
+def _after_checkpoint(fresh: SourceSnapshot, checkpoint: SourceCheckpoint) -> SourceSnapshot:
     if fresh.size < checkpoint.consumed:
         return fresh
     # The reader compares the hash of the prefix, because the file may have been rewritten, or copied to a new inode.

@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hypaware.backfill.dry_run import count_rows
+from hypaware.backfill.import_job import ImportBatch, make_tasks
 from hypaware.backfill.request import ImportPolicy
+from hypaware.backfill.source_rows import ImportContext
 from hypaware.backfill.survey import DueSource, clip_to_retention, encode_path
-from hypaware.backfill.tasks import ImportBatch, ImportContext, make_tasks
 from hypaware.clients.client import Source
 from hypaware.clients.reader import SourceSnapshot, TimeWindow, get_inode
 from hypaware.config import Config
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import prepare, tombstones
-from hypaware.lake.dedupe import ExistingKeys
+from hypaware.lake.build import BuildSettings
+from hypaware.lake.key_lookup import ExistingKeys
 from hypaware.lake.row_keys import unpack_keys
 from hypaware.model.datasets import Dataset
 from hypaware.state.flushes import SourceCheckpoint
@@ -61,6 +63,7 @@ def find_unsettled(
     """Read what was imported of the transcripts; return those that could still improve rows. Changes nothing."""
     existing, stones = ExistingKeys(home, dataset, gateway_id), tombstones.read_tombstones(home)
     policy = ImportPolicy.from_config(home, config, remembers=False)
+    settings = BuildSettings(dataset.name, "verify", home.lake, {}, gateway_id, stones, match_native=True)
     found = []
     for checkpoint in checkpoints if existing.may_match else ():
         due = _pin_imported_part(home, dataset, checkpoint)
@@ -68,8 +71,8 @@ def find_unsettled(
             continue
         environment = {**os.environ, "HYP_HOME": str(home.root)}
         context = ImportContext(checkpoint.provider, dataset.name, environment, gateway_id, policy)
-        (task,) = make_tasks(ImportBatch((due,)), context, 0, "verify", home.lake, {})
-        built = count_rows(task, stones.purge_filter, match_native=True).built
+        (task,) = make_tasks(ImportBatch((due,)), context, settings, 0)
+        built = count_rows(task).built
         purged = prepare.find_purged(stones, dataset, gateway_id, [built]).written
         pairs = [pair for pair in unpack_keys(built.keys, built.seqs) if pair[1] not in purged]
         if rows := len(existing.settled([built], existing.duplicates(pairs), purged)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ import click
 from hypaware.cli import output
 from hypaware.cli.command import Command, RunnableGroup, json_option
 from hypaware.cli.jobs import open_progress, run_job
-from hypaware.config import Config
 from hypaware.config import load as load_config
 from hypaware.home import Home
 from hypaware.text import format_count, format_size
@@ -57,11 +56,26 @@ def backfill(
     unchanged files are not even opened.
     """
     from hypaware import telemetry
+    from hypaware.backfill.providers import load_providers
+    from hypaware.backfill.report import find_failure
+    from hypaware.backfill.request import parse_request
     from hypaware.state.home_opener import read_identity
 
     home = Home.from_environment()
     config = load_config(home)
-    request = _parse_request(home, config, names=providers, since=since, until=until, retention_days=retention_days)
+    known = load_providers()
+    _warn_about_broken_plugins(known)
+    request = parse_request(
+        home,
+        config,
+        known,
+        names=providers,
+        since=since,
+        until=until,
+        retention_days=retention_days,
+        now=datetime.now(UTC),
+        variables=_variables(),
+    )
     args = request.as_args(telemetry.dev_run_id())
     if reason := request.selection.why_none:
         output.note(f"nothing to import: {reason}")
@@ -80,7 +94,9 @@ def backfill(
         report = run_job("backfill", args)
     if not output.wants_json():
         show_import(report, request, home)
-    _finish(report, args["providers"])
+    if error := find_failure(report, args["providers"]):
+        raise output.PartialFailure(error.message, report, kind=error.kind, repair=error.repair)
+    output.emit_document(report)
 
 
 @backfill.command("list", examples=["hyp backfill list", "hyp backfill list --json"])
@@ -114,11 +130,23 @@ def list_() -> None:
 def plan(providers: tuple[str, ...], retention_days: int | None) -> None:
     """Estimate how much an import would read."""
     from hypaware import telemetry
-    from hypaware.backfill.report import make_plan
+    from hypaware.backfill.providers import load_providers
+    from hypaware.backfill.report import find_failure, make_plan
+    from hypaware.backfill.request import parse_request
 
     home = Home.from_environment()
     config = load_config(home)
-    request = _parse_request(home, config, names=providers, retention_days=retention_days)
+    known = load_providers()
+    _warn_about_broken_plugins(known)
+    request = parse_request(
+        home,
+        config,
+        known,
+        names=providers,
+        retention_days=retention_days,
+        now=datetime.now(UTC),
+        variables=_variables(),
+    )
     args = request.as_args(telemetry.dev_run_id())
     if reason := request.selection.why_none:
         output.note(f"nothing to import: {reason}")
@@ -137,7 +165,9 @@ def plan(providers: tuple[str, ...], retention_days: int | None) -> None:
                 output.emit(f"{name}: {line}")
         for each in found["providers"]:
             _warn_about_failure(each)
-    _finish(found, args["providers"])
+    if error := find_failure(found, args["providers"]):
+        raise output.PartialFailure(error.message, found, kind=error.kind, repair=error.repair)
+    output.emit_document(found)
 
 
 @click.command(
@@ -190,23 +220,9 @@ def reproject(since: str | None, until: str | None, dry_run: bool) -> None:
         output.emit_table(["skipped because", "count"], sorted(report["skipped"].items()))
 
 
-def _parse_request(home: Home, config: Config, **options: Any) -> ImportRequest:
-    from hypaware.backfill import providers
-    from hypaware.backfill.request import parse_request
-
-    found = providers.load_providers()
-    _warn_about_broken_plugins(found)
-    variables = {**os.environ, "HOME": str(Path.home())}
-    return parse_request(home, config, found, now=datetime.now(UTC), variables=variables, **options)
-
-
-def _finish(report: dict[str, Any], requested: Sequence[str]) -> None:
-    """Print the JSON report; fail if a provider failed or is missing from the report."""
-    from hypaware.backfill.report import find_failure
-
-    if error := find_failure(report, requested):
-        raise output.PartialFailure(error.message, report, kind=error.kind, repair=error.repair)
-    output.emit_document(report)
+def _variables() -> dict[str, str]:
+    """Return the environment variables for providers, always with HOME."""
+    return {**os.environ, "HOME": str(Path.home())}
 
 
 def _warn_about_broken_plugins(found: ProviderRegistry) -> None:
@@ -251,7 +267,7 @@ def show_import(report: Mapping[str, Any], request: ImportRequest, home: Home) -
     for each in results:
         warn_about_provider(each, home, dry)
     if any(each["rows_written"] for each in results):
-        output.note("next: hyp backfill" if dry else "next: hyp query overview")
+        output.note("next: hyp backfill" if dry else "next: hyp overview")
 
 
 def skipped_lines(each: ProviderReport) -> Iterator[str]:
@@ -274,6 +290,8 @@ def warn_about_provider(each: ProviderReport, home: Home, dry: bool) -> None:
         kept = ", ".join(str(home.spool / dataset / "rejected") for dataset in each["datasets"])
         what = "would be rejected" if dry else f"rejected; see {kept} for the reasons"
         output.warn(f"{name}: {format_count(rejected, 'row')} {what}")
+    for warning in each.get("warnings", ()):
+        output.warn(f"{name}: {warning}")
     _warn_about_failure(each)
 
 

@@ -1,26 +1,38 @@
-"""The printed overview of `hyp query overview` and `hyp setup`: the totals, then small tables with bars.
+"""`hyp overview`: the totals, then small tables with bars, on one screen.
 
-Rendering is a pure function of the job's document and of the terminal's width and encoding. Long tables are truncated;
-a last line counts the omitted rows, which `--json` includes.
+Rendering is a pure function of the document and of the terminal's size and encoding. Long tables are truncated; a last
+line counts the omitted rows, which `--json` includes.
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TextIO
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+import click
 from rich.cells import cell_len, set_cell_size
 
+from hypaware.cli import output
+from hypaware.cli.columns import format_cost, format_short
+from hypaware.cli.command import Command, json_option
+from hypaware.cli.filter_options import note_no_match, open_for_reading, reading_options
+from hypaware.cli.usage import describe_prices
+from hypaware.errors import UsageError
 from hypaware.text import escape_cell, format_count
+
+if TYPE_CHECKING:
+    from hypaware.index.filters import Filters
 
 _SEPARATOR = "  "
 _BAR, _MIN_BAR = 12, 4
 _BLOCKS = " ▏▎▍▌▋▊▉█"
-_ROWS = 10
+_ROWS, _MIN_ROWS = 10, 3
 _DAYS = 14
 _MIN_NAME = 12
+_MAX_DAYS = 36_500
 _TOKENS = {
     "input_tokens": "input",
     "output_tokens": "output",
@@ -29,15 +41,69 @@ _TOKENS = {
 }
 _EMPTY = """Nothing is recorded yet.
 To import the session history on this machine: hyp backfill"""
-_EMPTY_SINCE = """Nothing is recorded since {since}.
-To see all days: hyp query overview. To import the session history on this machine: hyp backfill"""
+_NOT_INDEXED = "Nothing that is indexed yet matches. Run it again in a moment."
+_NO_MATCH = """Nothing that is recorded matches.
+To see all days: hyp overview. To import the session history on this machine: hyp backfill"""
 Row = dict[str, Any]
+
+days_option = click.option(
+    "--days", type=click.IntRange(1, _MAX_DAYS), metavar="N", help="Show only the last N days, including today."
+)
+
+
+@click.command(
+    "overview",
+    cls=Command,
+    examples=["hyp overview", "hyp overview --days 7", "hyp overview --project shop --client claude --json"],
+)
+@days_option
+@reading_options
+@json_option
+def overview(days: int | None, filters: Filters) -> None:
+    """Show sessions, messages, tokens, cost and tools, by day, project, client and model."""
+    show_overview(days, filters)
+
+
+def show_overview(days: int | None, filters: Filters) -> None:
+    from hypaware.index.overview import summarize_overview
+    from hypaware.index.prices import load_prices
+    from hypaware.status.session_expiry import describe_history, read_history
+
+    if days is not None:
+        if filters.since is not None:
+            raise UsageError("--days and --since both set the first day; pass one of them")
+        filters = replace(filters, since=_first_moment(days, filters))
+        if filters.until is not None and filters.since is not None and filters.until < filters.since:
+            raise UsageError(f"--until is before the last {format_count(days, 'day')}")
+    with open_for_reading() as index:
+        found = summarize_overview(index, filters, load_prices(index.home))
+        shown = render_overview(found, OverviewStyle.of(sys.stdout))
+        if not found["totals"]["parts"]:
+            if index.progress is not None:
+                shown = _NOT_INDEXED
+            elif not filters.is_empty:
+                shown = _NO_MATCH
+        history = read_history(index.home)
+        lines = [describe_history(each, name) for name, each in history.items() if filters.client in (None, name)]
+        output.emit_result({**found, "history": history}, "\n".join([shown, *filter(None, lines)]))
+        if shown == _NO_MATCH:
+            note_no_match(index, filters)
+
+
+def _first_moment(days: int, filters: Filters) -> int:
+    from datetime import datetime, time, timedelta
+
+    from hypaware.index.filters import to_moment
+
+    first = datetime.now(filters.timezone).date() - timedelta(days=days - 1)
+    return to_moment(datetime.combine(first, time.min, filters.timezone))
 
 
 @dataclass(frozen=True)
 class OverviewStyle:
     width: int | None = None
     """Columns of the terminal; None means unlimited."""
+    height: int | None = None
     unicode: bool = True
 
     @classmethod
@@ -47,7 +113,8 @@ class OverviewStyle:
             unicode = True
         except (UnicodeEncodeError, LookupError):
             unicode = False
-        return cls(shutil.get_terminal_size().columns if stream.isatty() else None, unicode)
+        width, height = shutil.get_terminal_size() if stream.isatty() else (None, None)
+        return cls(width, height, unicode)
 
 
 class OverviewTable(NamedTuple):
@@ -61,34 +128,44 @@ class OverviewTable(NamedTuple):
 
 
 def render_overview(document: dict[str, Any], look: OverviewStyle) -> str:
-    if not document["totals"]["parts"]:
-        since = document["since"]
-        return _EMPTY if since is None else _EMPTY_SINCE.format(since=since)
-    counts = [format_count(document["totals"][f"{name}s"], name) for name in ("session", "message")]
-    counts.append(format_count(document["totals"]["tool_calls"], "tool call"))
+    totals = document["totals"]
+    if not totals["parts"]:
+        return _EMPTY
+    counts = [format_count(totals[f"{name}s"], name) for name in ("session", "message")]
+    counts.append(format_count(totals["tool_calls"], "tool call"))
     days = " to ".join(dict.fromkeys((document["first_day"], document["last_day"])))
-    tables = [_render(table, look) for table in _tables(document) if table.rows]
-    return "\n\n".join([", ".join([*counts, days]), *tables])
-
-
-def _tables(document: dict[str, Any]) -> list[OverviewTable]:
-    counts = {"messages": "messages", "sessions": "sessions", **_TOKENS}
     kinds = {**_TOKENS, "reasoning_tokens": "reasoning"}
-    tokens = [{"kind": shown, "tokens": document["totals"][name]} for name, shown in kinds.items()]
+    tokens = [f"{format_short(totals[name])} {shown}" for name, shown in kinds.items() if totals[name]]
+    lines = [", ".join([*counts, days])]
+    if tokens:
+        lines.append(f"Tokens: {', '.join(tokens)}")
+        cost = format_cost(totals["cost_usd"], totals["unpriced_models"])
+        lines.append(f"Cost: {cost} ({escape_cell(describe_prices(document['prices_as_of'], totals))})")
+    rows = _ROWS
+    while True:
+        tables = [_render(table, look) for table in _tables(document, rows) if table.rows]
+        text = "\n\n".join(["\n".join(lines), *tables])
+        if look.height is None or rows <= _MIN_ROWS or text.count("\n") + 2 <= look.height:
+            return text
+        rows -= 1
+
+
+def _tables(document: dict[str, Any], rows: int) -> list[OverviewTable]:
+    counts = {"messages": "messages", "sessions": "sessions", "cost_usd": "cost", **_TOKENS}
     clients = document["clients"] if len(document["clients"]) > 1 else []
     days = document["days"]
+    shown_days = _DAYS if rows == _ROWS else rows + 1
     return [
-        OverviewTable("Tokens", "kind", {"tokens": ""}, tokens),
-        OverviewTable("Days", "day", counts, days[-_DAYS:], _omitted_line(days, _DAYS, "earlier days")),
-        _top_rows("Projects", "cwd", counts, document["projects"]),
-        _top_rows("Clients", "client", counts, clients),
-        _top_rows("Models", "model", {"messages": "messages", **kinds}, document["models"]),
-        _top_rows("Tools", "tool", {"calls": "calls", "errors": "errors"}, document["tools"]),
+        OverviewTable("Days", "day", counts, days[-shown_days:], _omitted_line(days, shown_days, "earlier days")),
+        _top_rows("Projects", "cwd", counts, document["projects"], rows),
+        _top_rows("Clients", "client", counts, clients, rows),
+        _top_rows("Models", "model", {**counts, "reasoning_tokens": "reasoning"}, document["models"], rows),
+        _top_rows("Tools", "tool", {"calls": "calls", "errors": "errors"}, document["tools"], rows),
     ]
 
 
-def _top_rows(title: str, name: str, numbers: dict[str, str], rows: Sequence[Row]) -> OverviewTable:
-    return OverviewTable(title, name, numbers, rows[:_ROWS], _omitted_line(rows, _ROWS, f"more {title.lower()}"))
+def _top_rows(title: str, name: str, numbers: dict[str, str], rows: Sequence[Row], most: int) -> OverviewTable:
+    return OverviewTable(title, name, numbers, rows[:most], _omitted_line(rows, most, f"more {title.lower()}"))
 
 
 def _omitted_line(rows: Sequence[Row], shown: int, what: str) -> str:
@@ -123,7 +200,10 @@ class _Column:
     @classmethod
     def of(cls, name: str, head: str, rows: Sequence[Row]) -> _Column:
         above, _, below = head.rpartition(" ")
-        cells = [format_short(row[name]) if name.endswith("tokens") else f"{row[name]:,}" for row in rows]
+        if name == "cost_usd":
+            cells = [format_cost(row[name], row["unpriced_models"]) for row in rows]
+        else:
+            cells = [format_short(row[name]) if name.endswith("tokens") else f"{row[name]:,}" for row in rows]
         width = max(map(len, (above, below, *cells)))
         return cls(above.rjust(width), below.rjust(width), [cell.rjust(width) for cell in cells])
 
@@ -151,16 +231,6 @@ def _shorten(name: str, room: int, unicode: bool) -> str:
     while cell_len(name) > room - len(mark):
         name = name[1:] if "/" in name else name[:-1]
     return mark + name if "/" in name else name + mark
-
-
-def format_short(value: int) -> str:
-    """Format a number with two or three digits and a unit: 999, 1.2k, 35k, 4.1M."""
-    size = float(value)
-    for unit in ("", "k", "M", "G", "T"):
-        if abs(size) < 999.5:
-            return f"{size:.0f}{unit}" if not unit or abs(size) >= 9.95 else f"{size:.1f}{unit}"
-        size /= 1000
-    return f"{size:,.0f}P"
 
 
 def _bar(value: int, most: int, width: int, unicode: bool) -> str:

@@ -102,9 +102,9 @@ def purge(
 def _selector(
     sessions: Sequence[str], sources: Sequence[str], folders: Sequence[str], before: str | None
 ) -> PurgeSelector:
-    from hypaware.backfill.request import parse_date
     from hypaware.maintain.purge.selector import PurgeSelector
     from hypaware.model.columns import format_timestamp
+    from hypaware.model.dates import parse_date
 
     now = datetime.now(UTC)
     instant = parse_date("--before", before, time.min, now)
@@ -196,6 +196,8 @@ def _show(report: dict[str, Any], allow_reimport: bool) -> None:
             count = f"{each['rows']:,} of these rows were, and {each['rows_under_way']:,} more may have been,"
         place = f"{each['destination']} ({each['sink']}, {each['source']})"
         output.warn(f"{count} delivered to {place}; delete them there")
+    for problem in report["spool"].get("unreadable", ()):
+        output.warn(f"{problem}; its rows were not searched, and a purge stops until it can be read")
     for name in report["spool"]["held"]:
         output.note(f"{name} is still being written by another process")
     if report["again"] and not report["remaining"]:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hypaware.cli import output
 from hypaware.cli.command import Command, Group, json_option
+from hypaware.cli.filter_options import reading_options
 from hypaware.cli.jobs import run_job
+from hypaware.cli.overview import days_option, show_overview
 from hypaware.errors import UsageError
 from hypaware.home import Home
 from hypaware.query.formats import FORMATS, TEXT_TABLES, format_of_file, open_output
 
+if TYPE_CHECKING:
+    from hypaware.index.filters import Filters
+
 _MAX_TERMINAL_ROWS = 1000
-_MAX_DAYS = 36_500
 _MAX_MEMORY_BYTES = 8 << 20
 _COMMENT_STARTS = tuple(f"--{space}" for space in " \t\r\n")
 
@@ -125,23 +128,23 @@ def sql(statement: str, format_: str | None, target: Path | None, refresh: str, 
 
 
 @query.command("overview", examples=["hyp query overview", "hyp query overview --days 7", "hyp query overview --json"])
-@click.option(
-    "--days", type=click.IntRange(1, _MAX_DAYS), metavar="N", help="Show only the last N days, including today (UTC)."
-)
+@days_option
 @_refresh_option
+@reading_options
 @json_option
-def overview(days: int | None, refresh: str) -> None:
-    """Show sessions, messages, models, tokens and tools, by day and by project."""
-    from hypaware.cli.overview import OverviewStyle, render_overview
-    from hypaware.query.overview import empty_overview, has_no_rows
+def overview(days: int | None, refresh: str, filters: Filters) -> None:
+    """Show sessions, messages, tokens, cost and tools: the same as `hyp overview`.
+
+    Rows in the spool are always included; --refresh always commits them first.
+    """
+    from hypaware.lake import health
     from hypaware.state.home_opener import read_identity
 
-    since = None if days is None else (datetime.now(UTC).date() - timedelta(days=days - 1)).isoformat()
     home = Home.from_environment()
     read_identity(home, make=False)
-    is_empty = has_no_rows(home)
-    found = empty_overview(since) if is_empty else run_job("overview", {"since": since, "refresh": refresh})
-    output.emit_result(found, render_overview(found, OverviewStyle.of(sys.stdout)))
+    if refresh == "always" and health.has_pending_rows(home):
+        run_job("flush", {"dataset": None})
+    show_overview(days, filters)
 
 
 @query.command("schema", examples=["hyp query schema", "hyp query schema ai_gateway_messages --json"])

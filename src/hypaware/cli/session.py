@@ -158,7 +158,9 @@ def _known_sessions(home: Home) -> set[str]:
     known = list_session_ids(home)
     known.update(read_ignored_sessions(home), session_context.all_session_columns(home.root))
     for dataset in datasets.list_names():
-        known |= {str(row["session_id"]) for row in reader.read_spooled_rows(home, dataset) if row.get("session_id")}
+        # A segment that cannot be read must not keep a session from being ignored.
+        rows = reader.read_spooled_rows(home, dataset, unreadable={})
+        known |= {str(row["session_id"]) for row in rows if row.get("session_id")}
     for each in load_providers():
         for found in each.provider.find(dict(os.environ)):
             # The transcripts of all clients end with the id of their session.

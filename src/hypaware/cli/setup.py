@@ -47,7 +47,8 @@ def _parse_export(context: click.Context, param: click.Parameter, value: str | N
         "hyp setup",
         "hyp setup --yes",
         "hyp setup --yes --dry-run",
-        "hyp setup --client claude --retention-days 90 --no-attach",
+        "hyp setup --yes --attach",
+        "hyp setup --client claude --retention-days 90",
         "hyp setup --export server https://hyp.example --token-file ~/hyp-token",
     ],
 )
@@ -71,8 +72,11 @@ def _parse_export(context: click.Context, param: click.Parameter, value: str | N
 @click.option(
     "--retention-days", type=click.IntRange(min=0), metavar="N", help="Keep rows for this many days; 0 means forever."
 )
-@click.option("--no-daemon", is_flag=True, help="Do not start the daemon, and do not attach clients.")
-@click.option("--no-attach", is_flag=True, help="Do not change the settings of clients.")
+@click.option("--no-daemon", is_flag=True, help="Do not start the daemon: nothing is followed or attached.")
+@click.option(
+    "--attach/--no-attach",
+    help="Send clients through the gateway, which changes their settings; by default they are only followed.",
+)
 @click.option("--no-backfill", is_flag=True, help="Do not import the session history.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done, without changing anything on disk.")
 @click.option("--force", is_flag=True, help="Allow changes to an existing config; a backup copy is kept.")
@@ -87,12 +91,16 @@ def setup(
     token_file: str | None,
     retention_days: int | None,
     no_daemon: bool,
-    no_attach: bool,
+    attach: bool,
     no_backfill: bool,
     dry_run: bool,
     force: bool,
 ) -> None:
-    """Set up HypAware: write the config, install the engine, import history, start the daemon, attach clients.
+    """Set up HypAware: write the config, install the engine, import history, start the daemon.
+
+    The daemon records new sessions from the transcripts that your clients write; the clients' settings stay as they
+    are. With --attach, their requests also go through HypAware's gateway, which adds raw exchanges, system prompts,
+    failed requests and the exact usage of answers that were cut off. Attached clients stay attached.
 
     Without options it asks questions; with any option except --json it asks nothing. You can run it again at any time:
     it keeps the config, adds missing parts, repairs broken ones, and imports new history.
@@ -100,7 +108,7 @@ def setup(
     from hypaware.setup.config import WOULD_CHANGE
     from hypaware.setup.plan import SetupChoices, parse_export
 
-    # `--json` alone is not a choice: it must not attach clients without a question.
+    # `--json` alone is not a choice: it must not start anything without a question.
     asks = all(context.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in context.params)
     if asks and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("no terminal to ask questions on, and no option was given", repair="hyp setup --yes")
@@ -113,7 +121,7 @@ def setup(
         retention_days=retention_days,
         imports=not no_backfill,
         daemon=not no_daemon,
-        attach=not no_attach,
+        attach=attach,
         force=force,
     )
     if dry_run:
@@ -125,6 +133,7 @@ def setup(
     for name in clients:
         if name not in known:
             raise UsageError(f"unknown client {name!r}.{did_you_mean(name, known)}", kind="unknown_client")
+    _note_original(plan)
     if asks:
         from hypaware.cli.setup_questions import ask_questions
 
@@ -154,6 +163,14 @@ def _plan(choices: SetupChoices) -> SetupPlan:
     home, now = Home.from_environment(), datetime.now(UTC)
     variables = {**os.environ, "HOME": os.environ.get("HOME") or str(Path.home())}
     return SetupPlan(home, cache_dir(), choices, discovery.find_clients(home, variables, now), variables, now)
+
+
+def _note_original(plan: SetupPlan) -> None:
+    """Name what is here of the JavaScript original, each part with its command."""
+    from hypaware.status import clients, doctor
+
+    for each in clients.inspect_original(doctor.read_input(plan.home, plan.variables, plan.now)).diagnostics:
+        output.note(f"{each.message}: {' or '.join(each.repair)}")
 
 
 def _run(plan: SetupPlan, dry_run: bool) -> SetupResult:
@@ -270,12 +287,12 @@ def _show_import(report: Mapping[str, Any], result: SetupResult) -> None:
 
     rows = []
     for each in report["providers"]:
-        counts = [f"{each[name]:,}" for name in ("items_seen", "rows_written", "rows_skipped", "rows_rejected")]
+        counts = [f"{each[name]:,}" for name in ("sessions_seen", "rows_written", "rows_skipped", "rows_rejected")]
         days = (each["summary"]["first_day"], each["summary"]["last_day"])
         rows.append((each["provider"], each["status"], *counts, *days))
     written = "would write" if result.dry_run else "written"
     output.emit()
-    output.emit_table(["client", "status", "scanned", written, "skipped", "rejected", "from", "to"], rows)
+    output.emit_table(["client", "status", "sessions", written, "skipped", "rejected", "from", "to"], rows)
     for each in report["providers"]:
         for line in backfill.skipped_lines(each):
             output.emit(f"{each['provider']}: {line}")
@@ -311,5 +328,9 @@ def _next_steps(result: SetupResult, plan: SetupPlan) -> Iterator[str]:
         )
     elif any(step.status == "done" for step in started):
         yield "to start the daemon with every login: hyp daemon install"
+    if result.config.clients and any(
+        step.name == "daemon" and step.status in ("done", "unchanged") for step in result.steps
+    ):
+        yield "new sessions are recorded while they are written; to see it: hyp status"
     if any(step.name == "attach" and step.status == "done" for step in result.steps):
-        yield "running sessions are not recorded live; start a new one, then check: hyp status"
+        yield "running sessions do not use the gateway; start a new one, then check: hyp status"

@@ -20,6 +20,7 @@ from questionary import Choice, Question, checkbox, confirm, path, select, text
 from hypaware import config as configuration
 from hypaware.backfill.request import is_enabled
 from hypaware.cli import output
+from hypaware.clients.attach import read_record
 from hypaware.config import Config
 from hypaware.errors import Cancelled, UsageError
 from hypaware.setup import config as setup_config
@@ -30,7 +31,6 @@ from hypaware.text import format_count, format_size
 
 _DAYS = (0, 365, 90, 30)
 _OTHER_DAYS = -1
-_BOTH, _DAEMON, _NEITHER = "both", "daemon", "neither"
 
 
 def ask_questions(plan: SetupPlan) -> SetupPlan:
@@ -51,8 +51,9 @@ def ask_questions(plan: SetupPlan) -> SetupPlan:
     days = _ask_retention(config.retention.default_days)
     chosen = replace(plan, choices=SetupChoices(clients, export, days, force=True, interactive=True))
     imports = _ask_import(chosen, replace(config, retention=replace(config.retention, default_days=days)), days)
-    live = _ask_live(clients)
-    choices = replace(chosen.choices, imports=imports, daemon=live != _NEITHER, attach=live == _BOTH)
+    daemon = _ask_daemon(clients)
+    attach = daemon and _ask_attach(chosen)
+    choices = replace(chosen.choices, imports=imports, daemon=daemon, attach=attach)
     answered = replace(plan, choices=choices, now=datetime.now(UTC))
     merged = setup_config.merge_config(plan.home, choices, plan.found, answered.now)
     if merged.changes:
@@ -122,18 +123,33 @@ def _ask_import(plan: SetupPlan, config: Config, days: int) -> bool:
         raise
 
 
-def _ask_live(clients: Sequence[str]) -> str:
+def _ask_daemon(clients: Sequence[str]) -> bool:
     if not clients:
         output.note("You chose no client, so nothing is recorded automatically. Run hyp setup again to add one.")
         question = "Start the daemon anyway? It commits and delivers rows from hyp ingest"
-        return _DAEMON if _ask(confirm, question, default=False) else _NEITHER
-    names = ", ".join(clients)
-    choices = [
-        Choice(f"Yes: run the daemon, now and with every login, and attach {names} (changes their settings)", _BOTH),
-        Choice("Start the daemon, but do not change their settings", _DAEMON),
-        Choice("No", _NEITHER),
-    ]
-    return str(_ask(select, "Do you want to record new sessions live?", choices))
+        return bool(_ask(confirm, question, default=False))
+    question = (
+        "Record new sessions while they happen? The daemon reads the transcripts of "
+        f"{', '.join(clients)}, now and after every login, and changes nothing of theirs"
+    )
+    return bool(_ask(confirm, question, default=True))
+
+
+def _ask_attach(plan: SetupPlan) -> bool:
+    """Ask whether clients are sent through the gateway, unless those that could be already are."""
+    offered = [each.name for each in plan.settings(plan.choices.clients or ())]
+    attached = [name for name in offered if read_record(plan.home, name) is not None]
+    if attached:
+        output.note(f"{', '.join(attached)}: attached to the gateway, and stays attached.")
+    names = ", ".join(name for name in offered if name not in attached)
+    if not names:
+        return False
+    output.note(
+        f"HypAware can also send the requests of {names} through its gateway. That adds what transcripts do not hold: "
+        "raw exchanges, system prompts, failed requests, and the exact usage of answers that were cut off. It changes "
+        "how they talk to their provider: their settings point to this machine, and they depend on the daemon."
+    )
+    return bool(_ask(confirm, f"Send {names} through the gateway?", default=False))
 
 
 def _accepted_by(check: Callable[[str], object]) -> Callable[[str], bool | str]:

@@ -95,6 +95,8 @@ def render_status(document: Document, now: datetime, look: StatusStyle) -> list[
 
 
 def _topics(document: Document, now: datetime) -> Iterator[tuple[str, str]]:
+    from hypaware.status.session_expiry import describe_history
+
     is_relocated = document["home"].get("whereabouts") in ("moved", "copied")
     yield "recorded", "unknown until the moved home is opened" if is_relocated else _recorded(document["lake"])
     spool, daemon = document["spool"], document["daemon"]
@@ -111,6 +113,9 @@ def _topics(document: Document, now: datetime) -> Iterator[tuple[str, str]]:
         if gateway.get("state") == "listening":
             text += f", gateway on {gateway['listen']}: {format_count(gateway['exchanges'], 'exchange')}"
     yield "daemon", text
+    for client in document["clients"]:
+        if client.get("history") and (line := describe_history(client["history"], client["client"])):
+            yield "history", line
     if (server := document["server"]).get("state") == "running":
         address = f", listening on {server['listen']}" if server["listen"] else ""
         yield "server", f"running as process {server['pid']}{address}"
@@ -146,11 +151,27 @@ def _recorded(lake: Sequence[Document]) -> str:
 
 
 def _client_text(client: Document, now: datetime) -> str:
+    """Describe how a client is recorded: from its transcripts, and through the gateway if it is attached."""
+    followed, attached = _follow_text(client.get("follow") or {}, now), _attach_text(client, now)
+    return f"{followed}; {attached}" if attached else followed
+
+
+def _follow_text(follow: Document, now: datetime) -> str:
+    if follow.get("state") == "following":
+        last = follow.get("last_recorded_at")
+        return f"is followed, last recorded {format_ago(last, now)}" if last else "is followed, nothing new yet"
+    return {"failing": "cannot be followed", "folder_missing": "has no transcripts yet"}.get(
+        str(follow.get("state")), "is not followed"
+    )
+
+
+def _attach_text(client: Document, now: datetime) -> str | None:
     state = client["state"]
+    if state == "detached":
+        return None
     if state == "recording":
         return f"is recording, last seen {format_ago(client['last_seen_at'], now)}"
     return {
-        "detached": "is not attached",
         "attached": "is attached, not seen yet",
         "passing": "is attached but not recorded",
         "broken": "cannot reach the gateway",

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from hypaware import faults
-from hypaware.clients import settings_file
+from hypaware.clients import original_install, settings_file
 from hypaware.clients.settings_file import SettingsChanged, SettingsRefused, SettingsSnapshot, Splice, hash_text
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files
@@ -139,6 +139,14 @@ def attach_client(
 
     def attempt() -> AttachResult:
         current = settings_file.read_settings(path)
+        block = original_install.find_block_in_text(client.name, path, current.text)
+        if block and block.routes:
+            # Otherwise the address of the original would become the gateway's upstream, and may be the gateway's own.
+            raise SettingsRefused(
+                f"{client.name} sends its requests through the JavaScript HypAware. Remove its settings first. "
+                "Nothing was written",
+                repair=block.detach,
+            )
         previous = record = read_record(home, client.name)
         if record and record.path != str(current.path):
             record = None

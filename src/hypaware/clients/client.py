@@ -9,6 +9,7 @@ retried task gives the same rows.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -83,6 +84,53 @@ class Provider(Protocol):
         """Return the earliest time in the first bytes of a source, as ISO 8601; it determines the import order."""
 
     def read(self, reader: SourceReader, environment: Environment) -> Iterator[ImportItem | ProviderEvent]: ...
+
+
+@runtime_checkable
+class WatchableProvider(Provider, Protocol):
+    """A provider whose sources the daemon can watch for changes; it surveys those of others every few seconds."""
+
+    def folders(self, environment: Environment) -> tuple[Path, ...]:
+        """Return the folders that hold its sources, whether they exist or not."""
+
+
+@runtime_checkable
+class SessionProvider(Provider, Protocol):
+    """A provider that can tell the session of a source from its beginning, so that sessions can be counted."""
+
+    def session_of(self, path: Path, head: bytes) -> str | None:
+        """Return the `session_id` of the source's rows; None if its first bytes do not show it."""
+
+
+@dataclass(frozen=True)
+class ExpiryRule:
+    """How long a client keeps the file of a session after it was last written."""
+
+    days: int
+    setting: str
+    """The client's setting that determines it, for people."""
+
+
+@runtime_checkable
+class ExpiringProvider(Provider, Protocol):
+    """A provider whose client may delete sessions by itself."""
+
+    def expiry(self, environment: Environment) -> ExpiryRule | None:
+        """Return the rule; None if the client keeps its sessions."""
+
+    def list_sessions(self, environment: Environment) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the file of each session, by names and times alone. What cannot be inspected is left out."""
+
+    def list_parts(self, path: str) -> list[str]:
+        """Return the other sources that are deleted together with the file of a session."""
+
+
+@runtime_checkable
+class RelocatingProvider(Provider, Protocol):
+    """A provider whose client moves or compresses the files of sessions that it keeps."""
+
+    def is_kept_elsewhere(self, path: str) -> bool:
+        """Return whether the client still has the source that is no longer at this path."""
 
 
 @dataclass(frozen=True)

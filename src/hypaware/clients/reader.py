@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from hypaware.home.durable_files import open_regular_file
 from hypaware.model import canonical
+from hypaware.state.titles import SessionTitle
 
 MAX_LINE_BYTES = 64 << 20
 _MAX_RANGES = 1000
@@ -64,6 +65,8 @@ class SourceSnapshot:
     """Ranges of offsets before `consumed` that were not imported because they were outside the window."""
     ignored: tuple[tuple[str | None, str | None], ...] = ()
     """(folder, session) of lines before `consumed` that were not imported because they are ignored."""
+    released: frozenset[str] = frozenset()
+    """Unfinished messages that were held back long enough: they are read as they are now."""
 
 
 class SourceChanged(Exception):
@@ -107,6 +110,10 @@ class SourceReader:
     """Ranges of offsets that `wants` excluded in this import; adjacent ranges are merged."""
     excluded_with: list[tuple[int, int]] = field(default_factory=list)
     """Ranges of lines that make no row and belong to an excluded message."""
+    titles: list[SessionTitle] = field(default_factory=list)
+    """The titles of sessions, in the order of the source, whether or not an earlier import has read them."""
+    leaves: dict[str, str] = field(default_factory=dict)
+    """Last messages → their sessions, for titles in other sources that name a message."""
     _window_applied: bool = False
     _range_closed: bool = True
     _file: BinaryIO | None = None
@@ -187,8 +194,16 @@ class SourceReader:
                 self._skip(offset, "line_too_long")
                 offset = self._skip_long_line(self._file, raw, offset)
                 continue
-            end = offset + len(raw)
-            value = self._parse(offset, raw, whole)
+            end, value = offset + len(raw), None
+            if not raw.isspace():
+                try:
+                    value = canonical.loads(raw)
+                except (ValueError, RecursionError) as error:
+                    self._skip(offset, _explain_invalid_json(raw, error) if whole else "half_line")
+                else:
+                    if not isinstance(value, dict):
+                        self._skip(offset, "not_an_object" if whole else "half_line")
+                        value = None
             if whole or value is not None:
                 self._consumed_digest.update(raw)
                 self.consumed = end
@@ -232,19 +247,6 @@ class SourceReader:
                 return offset
             raw = file.readline(min(_BLOCK, self.source.size - offset))
         raise SourceChanged("the file was truncated while it was read")
-
-    def _parse(self, offset: int, raw: bytes, whole: bool) -> dict[str, Any] | None:
-        if raw.isspace():
-            return None
-        try:
-            value = canonical.loads(raw)
-        except (ValueError, RecursionError) as error:
-            self._skip(offset, _explain_invalid_json(raw, error) if whole else "half_line")
-            return None
-        if not isinstance(value, dict):
-            self._skip(offset, "not_an_object" if whole else "half_line")
-            return None
-        return value
 
     def _skip(self, offset: int, reason: str) -> None:
         """Count a skipped line, unless an earlier import counted it."""

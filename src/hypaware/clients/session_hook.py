@@ -20,6 +20,8 @@ import json
 import os
 import re
 import shlex
+import shutil
+import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -56,6 +58,12 @@ _HOOK_COMMAND = (
     """[ -f "$n" ] && [ $(wc -c <"$n") -gt 1000000 ] || printf "$@" >>"$n"; """
     """else printf "$@" | HYP_HOME=$h @program hook @client >/dev/null & fi; } 2>/dev/null || :"""
 )
+
+
+def find_program() -> str:
+    """Return the path of the `hyp` command of this installation."""
+    sibling = Path(sys.executable).parent / "hyp"
+    return str(sibling) if sibling.is_file() else shutil.which("hyp") or "hyp"
 
 
 def build_hook_command(client: str, program: str, home: str | None) -> str:

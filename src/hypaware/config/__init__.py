@@ -21,6 +21,7 @@ from hypaware.config.schema import (
     EngineConfig,
     FlushConfig,
     GatewayConfig,
+    IndexConfig,
     LakeConfig,
     MaintainConfig,
     PrivacyConfig,
@@ -28,6 +29,7 @@ from hypaware.config.schema import (
     RetentionConfig,
     SinkConfig,
     UpstreamConfig,
+    UsageConfig,
 )
 from hypaware.config.validation import ConfigProblem, KeyPath, validate
 from hypaware.errors import ConfigError
@@ -39,6 +41,7 @@ __all__ = [
     "EngineConfig",
     "FlushConfig",
     "GatewayConfig",
+    "IndexConfig",
     "LakeConfig",
     "MaintainConfig",
     "PrivacyConfig",
@@ -46,6 +49,7 @@ __all__ = [
     "RetentionConfig",
     "SinkConfig",
     "UpstreamConfig",
+    "UsageConfig",
     "load",
 ]
 _POSITION = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")

@@ -77,6 +77,16 @@ class LakeConfig:
 
 
 @dataclass(frozen=True)
+class IndexConfig:
+    text: bool = _setting(values.FLAG, True, "keep the text of rows in the index, for hyp search and hyp show")
+
+
+@dataclass(frozen=True)
+class UsageConfig:
+    prices: str = _setting(values.TEXT, "", "file with your own prices, instead of those of the package")
+
+
+@dataclass(frozen=True)
 class FlushConfig:
     interval: float = _setting(values.DURATION, 120.0, "time between commits of the spool while the engine runs")
     cold_interval: float = _setting(values.DURATION, 900.0, "time between commits if the engine must be started")
@@ -131,6 +141,8 @@ class Config:
     clients: Mapping[str, ClientConfig] = field(default_factory=dict)
     engine: EngineConfig = field(default_factory=EngineConfig)
     lake: LakeConfig = field(default_factory=LakeConfig)
+    index: IndexConfig = field(default_factory=IndexConfig)
+    usage: UsageConfig = field(default_factory=UsageConfig)
     flush: FlushConfig = field(default_factory=FlushConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     maintain: MaintainConfig = field(default_factory=MaintainConfig)

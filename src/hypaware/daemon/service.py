@@ -1,4 +1,4 @@
-"""The daemon process: the gateway, an export task per sink, and one task each for flush, import and maintenance.
+"""The daemon process: the gateway, an export task per sink, and one task each for follow, flush, import, maintenance.
 
 The daemon follows config changes. An invalid config is logged and the previous one stays in force. A valid one takes
 effect immediately: the export tasks of changed sinks are cancelled, which is safe at any moment, and restarted; the
@@ -18,9 +18,10 @@ from contextlib import suppress
 from typing import Any
 
 from hypaware.config import LiveConfig
+from hypaware.daemon.follow_task import FollowTask
 from hypaware.daemon.gateway_task import GatewayTask
 from hypaware.daemon.status_file import StatusFile
-from hypaware.daemon.tasks import ExportTask, FlushTask, ImportTask
+from hypaware.daemon.tasks import ExportTask, FlushTask, ImportTask, IndexTask
 from hypaware.engine.background import PeriodicTask, TaskClock, run_periodic_task
 from hypaware.engine.launcher import Engine
 from hypaware.gateway.server import prioritize_streams
@@ -69,12 +70,15 @@ class DaemonService:
         loop.add_signal_handler(signal.SIGHUP, self.reload)
         log.info("the daemon of %s is running as process %d", self._home.root, os.getpid())
         context = (self._engine, lambda: self._config, self._status, self._clock)
-        gateway, flush = self._gateway, FlushTask(*context)
+        follow = FollowTask(self._home, lambda: self._config, self._status)
+        gateway, flush = self._gateway, FlushTask(*context, lambda: follow.covered)
         # The first write of the status file means "ready" to other processes, so open the gateway first.
         await gateway.begin()
-        imports, maintenance = ImportTask(*context, lambda: gateway.last_rows_at), MaintenanceTask(*context)
-        periodic: tuple[PeriodicTask, ...] = (flush, imports, maintenance)
-        tasks = [asyncio.create_task(gateway.run())]
+        imports = ImportTask(*context, lambda: gateway.last_rows_at, lambda: follow.covered)
+        maintenance = MaintenanceTask(*context)
+        index = IndexTask(self._home, self._clock)
+        periodic: tuple[PeriodicTask, ...] = (flush, imports, maintenance, index)
+        tasks = [asyncio.create_task(gateway.run()), asyncio.create_task(follow.run())]
         tasks += [asyncio.create_task(run_periodic_task(each, log)) for each in periodic]
         try:
             for sink in self._config.sinks:
@@ -85,6 +89,7 @@ class DaemonService:
             log.info("the daemon is stopping")
             self._status.announce_stop(self._clock.now())
             await _cancel([*tasks, *self._sinks.values()])
+            await follow.close()
             await gateway.close()
             await flush.finish()
             if self._is_ours():

@@ -4,9 +4,12 @@
      gateway: {listen, state, error, since, exchanges, recorded, incomplete, dropped, ignored, unknown, without_row,
                rejected_rows, unreachable, redacted, last_exchange_at},
      sinks: {name: {next_round, last_round, last_status}}, flush: {last_flush, last_status},
+     follow: {error, clients: {name: {state, mode, polling_reason, folders, sources, rows, last_recorded_at,
+              left_to_import, error}}},
      catch_up: {last_run, last_status, next_look}, maintain: {next_look, waits, last_run, last_status}}
 
-The gateway's state is `listening`, `down` or `off`. `unknown` counts paths, `without_row` kinds of items and `redacted`
+The gateway's state is `listening`, `down` or `off`; that of a followed client is `following`, `folder_missing` or
+`failing`. `unknown` counts paths, `without_row` kinds of items and `redacted`
 rules. All counts start at zero with the daemon.
 
 The file is replaced atomically but not synced: it is meaningless after a power cut, and without the daemon's lock.
@@ -41,6 +44,7 @@ class StatusFile:
             "gateway": {},
             "sinks": self._sinks,
             "flush": dict.fromkeys(("last_flush", "last_status")),
+            "follow": {"error": None, "clients": {}},
             "catch_up": dict.fromkeys(("last_run", "last_status", "next_look")),
             "maintain": dict.fromkeys(("next_look", "waits", "last_run", "last_status")),
         }
@@ -81,4 +85,6 @@ class StatusFile:
 
 
 def _to_json(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _to_json(each) for name, each in value.items()}
     return value.isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else value

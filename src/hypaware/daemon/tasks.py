@@ -1,4 +1,4 @@
-"""The daemon's periodic tasks: flush the spool, import transcripts, export to each sink.
+"""The daemon's periodic tasks: flush the spool, import transcripts, update the index, export to each sink.
 
 A check reads the state, the spool and the files first, and calls the engine only if something is due. Every sink has
 its own export task, so no sink waits for another.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypaware import telemetry
 from hypaware.config import ClientConfig, Config
@@ -28,12 +28,18 @@ from hypaware.home import Home
 from hypaware.model import datasets
 from hypaware.spool import reader
 
+if TYPE_CHECKING:
+    from subprocess import Popen
+
 log = logging.getLogger("hypaware.daemon")
 
 FINISH_SECONDS = 10.0
 # Leave a machine that has just booted alone for a while.
 _FIRST_IMPORT_SECONDS = 60.0
 _AFTER_ROWS_SECONDS = 120.0
+_INDEX_SECONDS = 5.0
+# The native rows of live rows are in the spool long before, if their transcript is followed.
+_FOLLOWED_SECONDS = 30.0
 # A sleep of the machine or a jump of the clock is noticed within this time.
 _POLL_SECONDS = 15.0
 # Longer waits of an export do not block the engine: the state records the time, and a later round continues.
@@ -54,12 +60,21 @@ class FlushTask:
     name = "flush"
     retry_on = (HypError,)
 
-    def __init__(self, engine: Engine, config: Callable[[], Config], status: StatusFile, clock: TaskClock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        config: Callable[[], Config],
+        status: StatusFile,
+        clock: TaskClock,
+        covered: Callable[[], Collection[str]] = lambda: (),
+    ) -> None:
+        """`covered` returns the clients whose transcripts are followed: live rows need not wait for an import."""
         self._engine = engine
         self._home = engine.home
         self._config = config
         self._status = status
         self._clock = clock
+        self._covered = covered
         self._pause = 0.0
         self._flushed_at: float | None = None
 
@@ -104,7 +119,10 @@ class FlushTask:
                     await self._flush()
 
     async def _flush(self) -> None:
-        report = await run_cancellable_job(self._engine, "flush", {"dataset": None, "patient": True})
+        args: dict[str, Any] = {"dataset": None, "patient": True}
+        if self._covered():
+            args["deferral"] = _FOLLOWED_SECONDS
+        report = await run_cancellable_job(self._engine, "flush", args)
         rows = sum(each["rows_written"] for each in report["datasets"])
         if rows:
             log.info("%s rows committed", f"{rows:,}")
@@ -112,7 +130,7 @@ class FlushTask:
 
 
 class ImportTask:
-    """Imports new transcript lines: clients delete old transcripts, and live rows wait for their native rows.
+    """Imports what is not followed: history, large new parts, and everything while following fails.
 
     Only clients that the user chose are imported: enabled in the config, or attached. Nothing older than a client's
     `history_from` is imported; setup writes that key when the user declines the history import. A check runs every
@@ -129,14 +147,19 @@ class ImportTask:
         status: StatusFile,
         clock: TaskClock,
         last_rows_at: Callable[[], float | None] = lambda: None,
+        covered: Callable[[], Collection[str]] = lambda: (),
     ) -> None:
-        """`last_rows_at` returns the monotonic time at which the gateway last recorded rows."""
+        """`last_rows_at` returns the monotonic time at which the gateway last recorded rows.
+
+        `covered` returns the clients whose transcripts are followed and need no import.
+        """
         self._engine = engine
         self._home = engine.home
         self._config = config
         self._status = status
         self._clock = clock
         self._last_rows_at = last_rows_at
+        self._covered = covered
         self._checked_at = clock.monotonic()
         self._pause = min(_FIRST_IMPORT_SECONDS, config().flush.cold_interval)
         self._first_rows_at: float | None = None
@@ -190,8 +213,9 @@ class ImportTask:
         providers = load_providers()
         variables = {**os.environ, "HOME": os.environ.get("HOME") or str(Path.home())}
         groups: dict[str, list[str]] = {}
+        covered = self._covered()
         for each in providers:
-            if is_client_chosen(self._home, config, each.name):
+            if is_client_chosen(self._home, config, each.name) and each.name not in covered:
                 groups.setdefault(config.clients.get(each.name, ClientConfig()).history_from, []).append(each.name)
         jobs = []
         for since, names in groups.items():
@@ -228,6 +252,37 @@ def is_client_chosen(home: Home, config: Config, client: str) -> bool:
     if (configured := config.clients.get(client)) is not None:
         return configured.enabled
     return (home.root / "clients" / client / "attach.json").is_file()
+
+
+class IndexTask:
+    """Keeps the index of the reading commands up to date: after each commit it starts the builder.
+
+    The builder is a process of its own, because reading data files takes memory that the daemon does not need.
+    """
+
+    name = "index"
+    retry_on = (HypError, OSError)
+
+    def __init__(self, home: Home, clock: TaskClock) -> None:
+        self._home = home
+        self._clock = clock
+        self._builder: Popen[bytes] | None = None
+
+    async def wait(self, retry_in: float | None) -> None:
+        await self._clock.sleep(_INDEX_SECONDS if retry_in is None else retry_in)
+
+    async def check(self) -> None:
+        await run_in_thread(self._check, "index")
+
+    def _check(self) -> None:
+        from hypaware.index import builder
+
+        is_running = self._builder is not None and self._builder.poll() is None
+        if not is_running and self._home.state.is_file() and builder.is_behind(self._home):
+            self._builder = builder.start_builder(self._home)
+
+    def record_failure(self, retry_in: float | None) -> None:
+        """Do nothing: `hyp index status` shows how far the index is."""
 
 
 class ScheduleTimer:

@@ -22,8 +22,8 @@ from typing import Any, Protocol, TypeVar
 from hypaware.engine import launcher
 from hypaware.engine.client import ATTEMPTS
 from hypaware.engine.jobs import OnEvent, ignore_events
-from hypaware.engine.launcher import Engine
-from hypaware.engine.protocol import JobConnection, NotAccepted, call_job, job_request
+from hypaware.engine.launcher import Engine, NotAccepted, call_job, job_request
+from hypaware.engine.protocol import JobConnection
 from hypaware.errors import Cancelled, HypError, Retryable
 
 CANCEL_SECONDS = 3.0

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypaware.engine import launcher
 from hypaware.engine.jobs import OnEvent, ignore_events
-from hypaware.engine.launcher import Engine
-from hypaware.engine.protocol import HandedOver, NotAccepted, call_job, job_request
+from hypaware.engine.launcher import Engine, HandedOver, NotAccepted, call_job, job_request
 from hypaware.errors import Cancelled, NotReady, Retryable, UsageError
 from hypaware.home import Home
 from hypaware.home.locks import is_locked, lock_holder, signal_holder

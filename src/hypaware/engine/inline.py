@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypaware.engine import launcher
-from hypaware.engine.jobs import JobTable, OnEvent, load_job_table
-from hypaware.engine.lake_owner import LakeOwner, SparkHandle, start_spark
-from hypaware.engine.protocol import HandedOver, JobConnection, Message, call_job, is_same_version
+from hypaware.engine.jobs import OnEvent
+from hypaware.engine.lake_owner import LakeOwner, SparkHandle, on_open_step, start_spark
+from hypaware.engine.launcher import HandedOver, call_job
+from hypaware.engine.protocol import JobConnection, Message, is_same_version
 from hypaware.engine.server import LOG_FORMAT, JobServer, log
 from hypaware.home import Home, durable_files
 
@@ -34,12 +35,12 @@ class InlineEngine:
     """The job server of this process and its Spark session."""
 
     def __init__(
-        self, home: Home, config: Config, jobs: JobTable, open_spark: Callable[[], SparkHandle] | None = None
+        self, home: Home, config: Config, jobs: str, open_spark: Callable[[], SparkHandle] | None = None
     ) -> None:
         self.home = home
         self.config = config
         open_spark = open_spark or partial(start_spark, home, config.engine)
-        self.lake_owner = LakeOwner(home, open_spark, jobs.on_open, self._is_engine_alive)
+        self.lake_owner = LakeOwner(home, open_spark, on_open_step(jobs), self._is_engine_alive)
         self._server = JobServer(home, jobs, lambda: self.config, self.lake_owner, launcher.engine_log(home))
         self._log = _LogFile(home)
 
@@ -102,7 +103,7 @@ def run_inline(engine: launcher.Engine, config: Config, request: Message, on_eve
     if _current is None or _current.home != engine.home:
         close_inline()
         engine.check()
-        _current = InlineEngine(engine.home, config, load_job_table(engine.jobs))
+        _current = InlineEngine(engine.home, config, engine.jobs)
     _current.config = config
     try:
         return _current.run(request, on_event)

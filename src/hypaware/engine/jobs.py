@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -64,24 +63,3 @@ OnEvent = Callable[[Event], None]
 
 def ignore_events(event: Event) -> None:
     """Ignore events, for callers that need only the result."""
-
-
-@dataclass(frozen=True)
-class JobTable:
-    resolve: Callable[[str], Job]
-    on_open: Callable[[JobContext], None]
-
-
-def load_job_table(module: str) -> JobTable:
-    """Return the jobs of a module, which is imported when the first job arrives. Until then the engine stays small."""
-    from importlib import import_module
-
-    def resolve(name: str) -> Job:
-        with import_lock:
-            job: Job = import_module(module).resolve(name)
-        return job
-
-    def on_open(context: JobContext) -> None:
-        import_module(module).on_open(context)
-
-    return JobTable(resolve, on_open)

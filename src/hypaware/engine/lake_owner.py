@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from hypaware.errors import Retryable
@@ -159,6 +160,11 @@ class LakeOwner:
                 job.note(f"waiting for {owner}, which is using the lake")
 
         return wait
+
+
+def on_open_step(jobs: str) -> Callable[[JobContext], None]:
+    """Return the `on_open` step of a module with jobs, which is imported only then."""
+    return lambda context: import_module(jobs).on_open(context)
 
 
 def engine_died() -> Retryable:

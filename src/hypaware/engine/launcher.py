@@ -1,4 +1,6 @@
-"""Finds or starts the engine of a home, and waits until it answers. Its stdout and stderr are in `engine/engine.log`.
+"""The caller's side of the engine: finds or starts the engine of a home, sends it a job, and waits for the result.
+
+The engine's stdout and stderr are in `engine/engine.log`.
 
 A flock on `run/engine.lock` ensures one engine per home. The engine holds it, or a caller that is about to start the
 engine and passes it the locked descriptor. Acquiring the lock empties the file, and the engine writes its pid to it. So
@@ -8,24 +10,33 @@ leftover file (socket, pid file, lock file) blocks anything.
 The engine creates the Unix socket, in the home or, if the path of the home is too long for a socket address, in a
 folder in `/tmp`, which is used only if it is private to this user.
 
+`call_job` sends a request, forwards the events of the job, and returns its result or raises its error. Ctrl-C can
+arrive while a frame is partly read. So the signal handler only writes to a pipe that the caller polls together with the
+socket, and frames are always read completely. Within the caller's `on_event` it interrupts at once. The first Ctrl-C
+cancels the job and waits a short time for its end; the second stops waiting.
+
 @ref engine#jobs
 """
 
 from __future__ import annotations
 
 import os
+import select
+import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from hypaware import telemetry
 from hypaware.engine.jobs import JOBS_MODULE, OnEvent
-from hypaware.engine.protocol import JobConnection, Message, ProtocolError, is_same_version
-from hypaware.errors import NotReady, Retryable
+from hypaware.engine.protocol import JobConnection, Message, ProtocolError, decode_error, is_same_version
+from hypaware.errors import Cancelled, NotReady, Retryable
 from hypaware.home import Home, cache_dir, durable_files
 from hypaware.home.locks import try_lock
 
@@ -35,6 +46,7 @@ if TYPE_CHECKING:
 START_SECONDS: Final = 60.0
 GRACE_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 20.0
+CALLER_CANCEL_SECONDS = 5.0
 _POLL_SECONDS: Final = 0.01
 _BACKLOG: Final = 128
 _SOCKET_FOLDER: Final = ("the engine's socket", "engine_socket_unsafe")
@@ -164,7 +176,6 @@ def start_detached(
     The caller must hold the lock of the process, so that nobody writes to the log, which is rotated at `log_limit`.
     """
     import subprocess
-    import threading
 
     durable_files.make_dir(log.parent)
     if log.exists() and log.stat().st_size > log_limit:
@@ -201,6 +212,142 @@ def _environment(home: Home) -> dict[str, str]:
     if path := kept.get("PYTHONPATH"):
         kept["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in path.split(os.pathsep) if part)
     return {**kept, "HYP_HOME": str(home.root)}
+
+
+class NotAccepted(Exception):
+    """The engine ended before it accepted the job. Nothing was done, and the job can be sent again."""
+
+
+class HandedOver(Exception):
+    """Nothing was done here. The job must be sent to the engine that owns the lake."""
+
+
+def job_request(name: str, args: dict[str, Any]) -> Message:
+    return {
+        "type": "job",
+        "job": name,
+        "args": args,
+        "crash_at": os.environ.get("HYP_CRASH_AT"),
+        "run_id": telemetry.dev_run_id(),
+    }
+
+
+def call_job(connection: JobConnection, request: Message, on_event: OnEvent) -> dict[str, Any]:
+    job = request["job"]
+    with _Interrupts(job) as interrupts:
+        try:
+            connection.send(request)
+        except ConnectionError:
+            raise NotAccepted from None
+        accepted = False
+        while True:
+            try:
+                message = connection.receive(lambda: interrupts.wait(connection.socket))
+                if isinstance(message, bytes):
+                    with interrupts.immediately():
+                        on_event(message)
+                    continue
+                if message and message["type"] in ("progress", "note"):
+                    with interrupts.immediately():
+                        on_event({"event": message.pop("type"), **message})
+                    continue
+            except ProtocolError:
+                message = None
+            except BaseException as error:
+                failure = _cancel(connection, interrupts)
+                if isinstance(error, KeyboardInterrupt) and failure is not None:
+                    # The job reports what it did before.
+                    raise decode_error(failure) from None
+                raise
+            match message or {}:
+                case {"type": "accepted"}:
+                    accepted = True
+                case {"type": "result", "result": dict() as result}:
+                    return result
+                case dict({"type": "error"}) as failure:
+                    raise decode_error(failure)
+                case {"type": "handover"}:
+                    raise HandedOver
+                case _ if not accepted:
+                    raise NotAccepted
+                case _:
+                    raise Retryable(
+                        f"the engine died while running {job}; no acknowledged data is lost, run the command again",
+                        kind="engine_died",
+                    )
+
+
+def _cancel(connection: JobConnection, interrupts: _Interrupts) -> Message | None:
+    """Cancel the job and return its error. Keep reading, so that a job that is blocked while sending can end."""
+    deadline = time.monotonic() + CALLER_CANCEL_SECONDS
+    try:
+        connection.send({"type": "cancel"})
+        while True:
+            match connection.receive(lambda: interrupts.wait(connection.socket, deadline)):
+                case dict({"type": "error"}) as failure:
+                    return failure
+                case None | {"type": "result" | "refused" | "handover"}:
+                    return None
+    except (ConnectionError, TimeoutError, ProtocolError):
+        return None
+
+
+class _Interrupts:
+    """Turns Ctrl-C during a call into Cancelled, unless SIGINT is ignored or the call is outside the main thread."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._pipe: tuple[int, int] | None = None
+        self._previous_handler: Any = None
+        self._immediate = False
+
+    def __enter__(self) -> _Interrupts:
+        on_main_thread = threading.current_thread() is threading.main_thread()
+        if on_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            self._pipe = os.pipe()
+            os.set_blocking(self._pipe[0], False)
+            self._previous_handler = signal.signal(signal.SIGINT, lambda *_: self._interrupted())
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self._pipe is not None:
+            signal.signal(signal.SIGINT, self._previous_handler)
+            for end in self._pipe:
+                os.close(end)
+        if isinstance(error, KeyboardInterrupt):
+            raise Cancelled(f"{self._job} was cancelled") from None
+
+    def _interrupted(self) -> None:
+        if self._immediate:
+            raise KeyboardInterrupt
+        assert self._pipe is not None
+        os.write(self._pipe[1], b"\0")
+
+    @contextmanager
+    def immediately(self) -> Iterator[None]:
+        self._immediate = True
+        try:
+            self._raise_pending()
+            yield
+        finally:
+            self._immediate = False
+
+    def wait(self, sock: socket.socket, deadline: float | None = None) -> None:
+        """Wait until the socket is readable. Raise KeyboardInterrupt on Ctrl-C, or TimeoutError at the deadline."""
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        if self._pipe is not None:
+            poll.register(self._pipe[0], select.POLLIN)
+        left = None if deadline is None else 1000 * max(0.0, deadline - time.monotonic())
+        if not poll.poll(left):
+            raise TimeoutError
+        self._raise_pending()
+
+    def _raise_pending(self) -> None:
+        if self._pipe is not None:
+            with suppress(BlockingIOError):
+                os.read(self._pipe[0], 1)
+                raise KeyboardInterrupt
 
 
 def listen_on_socket(home: Home) -> socket.socket:

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 
 from hypaware import telemetry
-from hypaware.engine.jobs import JOBS_MODULE, load_job_table
-from hypaware.engine.lake_owner import LakeOwner, start_spark
+from hypaware.engine.jobs import JOBS_MODULE
+from hypaware.engine.lake_owner import LakeOwner, on_open_step, start_spark
 from hypaware.engine.launcher import GRACE_SECONDS, engine_log, engine_pid_file, listen_on_socket, remove_socket
 from hypaware.engine.server import LOG_FORMAT, JobServer, log
 from hypaware.errors import HypError
@@ -68,9 +68,8 @@ def serve_jobs(home: Home, lock: int, jobs_module: str, stopper: Stopper) -> Non
 
     config = CurrentConfig(home)
     engine = config().engine
-    jobs = load_job_table(jobs_module)
-    lake_owner = LakeOwner(home, partial(start_spark, home, engine), jobs.on_open)
-    server = JobServer(home, jobs, config, lake_owner, engine_log(home), stopper.stop)
+    lake_owner = LakeOwner(home, partial(start_spark, home, engine), on_open_step(jobs_module))
+    server = JobServer(home, jobs_module, config, lake_owner, engine_log(home), stopper.stop)
     listener = listen_on_socket(home)
     try:
         engine_pid_file(home).write_text(f"{os.getpid()}\n")

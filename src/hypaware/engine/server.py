@@ -17,11 +17,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypaware import __version__, faults, telemetry
-from hypaware.engine.jobs import Job, JobTable
+from hypaware.engine.jobs import Job
 from hypaware.engine.lake_owner import LakeOwner, YieldToEngine, engine_died
 from hypaware.engine.protocol import JobConnection, Message, ProtocolError, encode_error, encode_frame, hello_message
 from hypaware.errors import Cancelled, HypError, NotReady
@@ -102,7 +103,7 @@ class JobServer:
     def __init__(
         self,
         home: Home,
-        jobs: JobTable,
+        jobs: str,
         config: Callable[[], Config],
         lake_owner: LakeOwner,
         log_file: Path,
@@ -224,7 +225,9 @@ class JobServer:
                 crash_at = request.get("crash_at")
                 with faults.arm(crash_at), telemetry.use_run_id(request.get("run_id")):
                     run.config = self._config()
-                    job = _BUILT_IN_JOBS.get(run.name) or self._jobs.resolve(run.name)
+                    if (job := _BUILT_IN_JOBS.get(run.name)) is None:
+                        # The module is imported when the first job arrives. Until then the engine stays small.
+                        job = import_module(self._jobs).resolve(run.name)
                     if crash_at:
                         faults.check_spec(crash_at)
                     result = job(run, request.get("args") or {})

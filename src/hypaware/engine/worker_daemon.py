@@ -13,7 +13,7 @@ import pkgutil
 
 WARM = ("pyarrow", "pyarrow.json", "pyarrow.parquet", "orjson", "hypaware.lake.build", "hypaware.lake.prepare")
 # Loads the plugins of the tasks.
-_LOAD_PLUGINS = "hypaware.backfill.tasks:load_registries"
+_LOAD_PLUGINS = "hypaware.backfill.source_rows:load_registries"
 
 
 def main() -> None:

@@ -237,7 +237,7 @@ class StreamRound:
         if prepared and prepared.after <= chunk.after and chunk.last <= prepared.reached:
             rows = prepared.slice(chunk)
         else:
-            rows = await self._rows.between(chunk.after, chunk.last)
+            rows = await asyncio.to_thread(self._rows.prepare, chunk.after, chunk.last)
         # No rows left after a purge or the privacy gate: there is nothing to send, and nothing can be missing.
         while rows.seqs:
             if chunk.unsent:
@@ -247,7 +247,7 @@ class StreamRound:
             try:
                 sent = await self._retries.retry(partial(self._send, chunk, rows, acked_to, prepared is None))
             except _RowsExcluded:
-                rows = await self._rows.between(chunk.after, chunk.last)
+                rows = await asyncio.to_thread(self._rows.prepare, chunk.after, chunk.last)
             except ChunkRefused as reason:
                 return self._split_or_bury(chunk, rows, str(reason))
             except RangeOverlap as overlap:
@@ -369,7 +369,8 @@ class _Prefetch:
     def start(self, after: int) -> None:
         if after < self._until:
             self._after = after
-            self._task = asyncio.create_task(self._source.page(after, self._until, self._page_rows))
+            reading = asyncio.to_thread(self._source.prepare, after, self._until, self._page_rows)
+            self._task = asyncio.create_task(reading)
             self._page_rows = min(2 * self._page_rows, _PAGE_ROWS)
 
     async def take(self, after: int) -> PreparedRows:

@@ -11,7 +11,6 @@ bytes, never across two incarnations. The ranges of a plan are contiguous.
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,15 +24,13 @@ import pyarrow.compute as pc
 from hypaware.errors import HypError
 from hypaware.export.sink import Chunk, ChunkLimits, Payload, Sink, StreamCoverage, make_chunk
 from hypaware.home.identity import Identity
-from hypaware.lake import read
 from hypaware.lake.read import RowPage
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ, Dataset
 from hypaware.privacy import policy
-from hypaware.privacy.marker_key import load_marker_key
 from hypaware.privacy.policy import PrivacyPolicy
-from hypaware.privacy.redact import Redaction, text_redactors
-from hypaware.privacy.secret_hint import SECRET_HINT
+from hypaware.privacy.redact import Redaction, load_marker_key, text_redactors
+from hypaware.privacy.secret_rules import SECRET_HINT
 from hypaware.state.streams import PlannedChunk, StreamKey
 
 if TYPE_CHECKING:
@@ -48,37 +45,14 @@ _FOLDER, _SESSION = "cwd", "session_id"
 
 
 class RowReader(Protocol):
-    """Reads or counts the rows of a stream in (after, last]. A protocol, so that tests of delivery need no lake."""
+    """Reads or counts the rows of a stream. A protocol, so that tests of delivery need no lake."""
 
-    async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> RowPage:
-        """Return the next rows, at most `most` of them. Advances by at least one sequence and never beyond `until`."""
+    def page(self, dataset: str, source: str, after: int, until: int, most: int | None = None) -> RowPage:
+        """Return the rows in (after, until], or with `most` the next rows, at most so many, but advance at least by one
+        sequence. Runs on a worker thread."""
         ...
 
-    async def between(self, dataset: str, source: str, after: int, last: int) -> pa.Table: ...
-
     def count(self, dataset: str, source: str, after: int, last: int) -> int: ...
-
-
-class LakeRowReader:
-    """Rows from the home's own lake."""
-
-    def __init__(self, home: Home) -> None:
-        self._home = home
-        self.scanned = 0
-        """Rows read in total, including those that did not match."""
-
-    async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> RowPage:
-        found = await asyncio.to_thread(read.read_page_after, self._home, dataset, source, after, until, most)
-        self.scanned += found.scanned
-        return found
-
-    async def between(self, dataset: str, source: str, after: int, last: int) -> pa.Table:
-        found = await asyncio.to_thread(read.read_between, self._home, dataset, source, after, last)
-        self.scanned += found.scanned
-        return found.rows
-
-    def count(self, dataset: str, source: str, after: int, last: int) -> int:
-        return read.count_rows_between(self._home, dataset, source, after, last)
 
 
 @dataclass(frozen=True)
@@ -108,9 +82,12 @@ class PrivacyGate:
         """Return the rows that may leave now, without secrets. The table holds the sequence (`SEQ`)."""
         self.check_policy()
         withheld: tuple[int, ...] = ()
-        if (mask := exportable_mask(table, self.is_withheld)) is not None:
-            withheld = tuple(table.column(SEQ).filter(pc.invert(mask)).to_pylist())
-            table = table.filter(mask)
+        verdicts = {pair: self.is_withheld(*pair) for pair in _distinct_pairs(table)}
+        if any(verdicts.values()):
+            pairs = zip(*(_text_column(table, name).to_pylist() for name in (_FOLDER, _SESSION)), strict=True)
+            mask = pa.array([verdicts[pair] for pair in pairs])
+            withheld = tuple(table.column(SEQ).filter(mask).to_pylist())
+            table = table.filter(pc.invert(mask))
         table, matches = redact_table(table, self.redactors(dataset), SECRET_HINT)
         seqs = table.column(SEQ)
         return table, GateReport(withheld, {seqs[row].as_py(): counts for row, counts in sorted(matches.items())})
@@ -137,15 +114,6 @@ def make_gate(home: Home, config: Config) -> PrivacyGate:
         return {name: partial(redact, redaction=redaction) for name, redact in columns.items()}
 
     return PrivacyGate(is_withheld, redactors, partial(policy.check_privacy_files, home))
-
-
-def exportable_mask(table: pa.Table, is_withheld: IsWithheld) -> Any:
-    """Return an Arrow mask of the rows that may leave, or None if all may."""
-    verdicts = {pair: is_withheld(*pair) for pair in _distinct_pairs(table)}
-    if not any(verdicts.values()):
-        return None
-    pairs = zip(*(_text_column(table, name).to_pylist() for name in (_FOLDER, _SESSION)), strict=True)
-    return pa.array([not verdicts[pair] for pair in pairs])
 
 
 def _distinct_pairs(table: pa.Table) -> list[tuple[str | None, str | None]]:
@@ -243,19 +211,18 @@ class RowSource:
     sink: Sink
     key: StreamKey
 
-    async def page(self, after: int, until: int, most: int) -> PreparedRows:
-        page = await self.lake.page(self.key.dataset, self.key.source, after, until, most)
-        return await asyncio.to_thread(self.prepare, page.rows, after, page.reached)
+    def prepare(
+        self, after: int, until: int, most: int | None = None, *, stored: pa.Table | None = None
+    ) -> PreparedRows:
+        """Read, gate and encode the rows in (after, until], or with `most` the next of them, at most so many. Blocks.
 
-    async def between(self, after: int, last: int) -> PreparedRows:
-        rows = await self.lake.between(self.key.dataset, self.key.source, after, last)
-        return await asyncio.to_thread(self.prepare, rows, after, last)
-
-    def prepare(self, rows: pa.Table, after: int, reached: int) -> PreparedRows:
-        """Gate and encode all rows in (after, reached].
-
-        Raises HypError (`sink_failed`) if the sink cannot encode them: that cannot be cured by a retry.
+        `stored`: the rows of a dead letter, which are not read again.
+        Raises HypError (`sink_failed`) if the sink cannot encode the rows: that cannot be cured by a retry.
         """
+        rows, reached = stored, until
+        if rows is None:
+            page = self.lake.page(self.key.dataset, self.key.source, after, until, most)
+            rows, reached = page.rows, page.reached
         table, gate_report = self.gate.filter_rows(self.key.dataset, rows)
         try:
             payload = self.sink.encode(table if self.sink.wants_sequence else table.drop_columns([SEQ]))

@@ -5,17 +5,17 @@ Uses no network and imports nothing heavy: whether a round has anything to do is
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 
 from cronsim import CronSim
 
-from hypaware import plugins, telemetry
+from hypaware import plugins
 from hypaware.config import Config
 from hypaware.errors import ConfigError, HypError
-from hypaware.export.sink import Sink, SinkSettings, SinkType, SparkRunner
+from hypaware.export.sink import SinkSettings, SinkType, SparkRunner
 from hypaware.home import Home
 from hypaware.home.identity import Identity
 from hypaware.text import did_you_mean
@@ -29,29 +29,6 @@ def select_sinks(config: Config, names: Iterable[str]) -> list[str]:
             hint = did_you_mean(name, list(config.sinks)) if config.sinks else " The config has no sinks."
             raise HypError(f"unknown sink {name!r}.{hint}", kind="unknown_sink", repair="hyp config show")
     return selected
-
-
-@asynccontextmanager
-async def create_sink(
-    home: Home, config: Config, identity: Identity, name: str, on_spark: SparkRunner | None = None
-) -> AsyncIterator[Sink]:
-    """Create the configured sink, not opened yet, and close it at the end. Raises HypError if its kind is unusable."""
-    kind, settings = resolve_sink(home, config, identity, name, on_spark)
-    try:
-        sink = kind.make(settings)
-    except HypError:
-        raise
-    except Exception as error:
-        problem = f"the sink {name} could not be created: {type(error).__name__}: {error}"
-        raise HypError(problem, kind="sink_failed") from error
-    try:
-        yield sink
-    finally:
-        try:
-            await sink.close()
-        except Exception as error:
-            # Only logged: delivered rows stay delivered.
-            telemetry.event("sink.close_failed", component="export", sink=name, error=str(error))
 
 
 def sink_address(home: Home, config: Config, identity: Identity, sink: str) -> str:

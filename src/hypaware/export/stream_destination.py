@@ -8,6 +8,7 @@ mirror.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -164,7 +165,7 @@ async def find_watermark(
     chunks: list[PlannedChunk] = []
     for after, until in holes:
         while after < until:
-            rows = await source.page(after, until, limits.rows)
+            rows = await asyncio.to_thread(source.prepare, after, until, limits.rows)
             keys = rows.row_keys(datasets.get(stream.key.dataset))
             chunks += cut_chunks(stream.key, identity, after, rows.reached, rows.seqs, rows.payload, limits, keys)
             after = rows.reached

@@ -35,9 +35,8 @@ from hypaware.gateway.raw_exchanges import StoredParts, build_raw_row
 from hypaware.model.datasets import Row, RowRejected, coerce_row
 from hypaware.model.privacy_class import PrivacyClass
 from hypaware.model.schemas import AI_GATEWAY_EXCHANGES, AI_GATEWAY_MESSAGES
-from hypaware.privacy.marker_key import load_marker_key
 from hypaware.privacy.policy import PrivacyPolicy
-from hypaware.privacy.redact import Redaction
+from hypaware.privacy.redact import Redaction, load_marker_key
 from hypaware.spool.writer import Spool
 
 _BODY_COLUMNS = ("request_body", "response_body", "body_refs")

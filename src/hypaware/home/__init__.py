@@ -40,6 +40,8 @@ class Home:
     tombstones = _Below("lake/tombstones.db")
     """The tombstones of purged rows. Stored with the lake, so that they survive the loss of the state."""
     warehouse = _Below("lake/warehouse")
+    index = _Below("index.db")
+    """What reading commands answer from. Derived from the lake and the spool; may be deleted at any time."""
     lake_lock = _Below("lake/lake.lock")
     """Locked by the JVM that owns the lake. The JVM must open it only once: closing a handle releases the lock."""
     delivery = _Below("delivery")
@@ -50,6 +52,8 @@ class Home:
     run = _Below("run")
     lake_owner = _Below("run/lake.owner")
     """Names the process that holds `lake_lock`, for messages only."""
+    sources_lock = _Below("run/sources.lock")
+    """Locked (flock) by whoever reads sources of history and changes their checkpoints."""
     engine_lock = _Below("run/engine.lock")
     """Locked (flock) by the engine process for its whole lifetime."""
 

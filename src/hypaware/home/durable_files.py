@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from hypaware.errors import NotReady
 
-_NETWORK = {
+NETWORK_FILE_SYSTEMS = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "9p", "fuse.sshfs", "fuse.rclone",
     "davfs", "webdav", "afpfs", "fuse.s3fs", "beegfs", "gpfs",
 }  # fmt: skip
@@ -120,7 +120,7 @@ def make_dir(path: Path, mode: int = 0o700) -> None:
 
 
 def reject_network_file_system(root: Path) -> None:
-    if (kind := file_system_type(root)) in _NETWORK:
+    if (kind := file_system_type(root)) in NETWORK_FILE_SYSTEMS:
         raise NotReady(
             f"{root} is on a network file system ({kind}), where locks and fsync are unreliable",
             kind="network_file_system",

@@ -217,7 +217,12 @@ def iter_cached_files(metadata: TableMetadata) -> Iterator[DataFile]:
     """Yield the live data files from cached manifests, which never change. Do not use it to look for damage."""
     for manifest in read_manifests(metadata.current) if metadata.current else ():
         if not manifest.deletes:
-            yield from _manifest_cache.files(metadata, manifest)
+            yield from read_cached_files(metadata, manifest)
+
+
+def read_cached_files(metadata: TableMetadata, manifest: ManifestFile) -> tuple[DataFile, ...]:
+    """Return the live data files of a manifest, which is read once in the lifetime of the process."""
+    return _manifest_cache.files(metadata, manifest)
 
 
 class _ManifestCache:

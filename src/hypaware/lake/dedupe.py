@@ -21,34 +21,25 @@ from then on builds record match keys of native rows too.
 
 from __future__ import annotations
 
-import sqlite3
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
-from hypaware.errors import LakeError, Retryable
+from hypaware.errors import Retryable
 from hypaware.home import Home
-from hypaware.home.sqlite_readonly import has_table, open_readonly
 from hypaware.iceberg import metadata
-from hypaware.iceberg.metadata import TableMetadata
 from hypaware.lake import health, key_index, lost_rows, settlements
 from hypaware.lake.build import BuildFailure, BuildResult
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.parquet import read_batches, to_producer_rows
-from hypaware.lake.row_keys import MatchKey, MatchKeys, hash_key, hash_row_key, unpack_keys
+from hypaware.lake.parquet import read_batches
+from hypaware.lake.row_keys import MatchKey, MatchKeys, unpack_keys
 from hypaware.lake.table import LakeBackend, LakeTable
-from hypaware.model import canonical, datasets
-from hypaware.model.datasets import GATEWAY, ROW_ID, SEQ, Dataset
-from hypaware.spool import reader
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
+from hypaware.model import datasets
+from hypaware.model.datasets import GATEWAY, SEQ, Dataset, hash_key, hash_row_key
 
 # Equal texts that are further apart do not match, unless their time is uncertain.
 MATCH_WINDOW_SECONDS = 3600
@@ -176,17 +167,6 @@ def find_copies(index: KeyIndex, results: Sequence[BuildResult], by_key: KeyMatc
     return [each.as_copy() for each in repeated if each.seq not in own]
 
 
-def _find_repeated(found: list[tuple[bytes, int]], seen: set[bytes]) -> frozenset[int]:
-    """Return the sequences of the pairs (key, sequence) whose key was seen or has a lower sequence too."""
-    repeated = []
-    for key, seq in sorted(found, key=itemgetter(1)):
-        if key in seen:
-            repeated.append(seq)
-        else:
-            seen.add(key)
-    return frozenset(repeated)
-
-
 def enable_matching(home: Home, lake: LakeBackend, index: KeyIndex, table: LakeTable, dataset: Dataset) -> None:
     """Start keeping match keys of a dataset. Index the lake's rows first, in batches, as other jobs use the index."""
     for result in scan_table_keys(home, lake, table, dataset, with_match_keys=True):
@@ -217,8 +197,6 @@ def find_matches(
 
     `copies` are the match keys of excluded rows that live rows match all the same.
     """
-    if not any(len(result.match_keys) for result in results):
-        return Matches()
     new = sorted(
         (each for result in results for each in result.match_keys if each.seq not in excluded),
         key=lambda match_key: match_key.seq,
@@ -301,93 +279,6 @@ def _match_distance(one: MatchKey, other: MatchKey) -> tuple[bool, int, int] | N
     return (other.is_time_uncertain, seconds, other.seq) if seconds <= MATCH_WINDOW_SECONDS else None
 
 
-class ExistingKeys:
-    """Keys in the key index, in files it does not cover, and in the spool. Reading them changes nothing."""
-
-    def __init__(self, home: Home, dataset: Dataset, own_gateway: str | None = None) -> None:
-        self._home = home
-        self._dataset = dataset
-        self._own_gateway = own_gateway
-        self._from_this_run: set[bytes] = set()
-        self._met: set[int] = set()
-        entry = metadata.find_table(home, dataset.name)
-        self._table = metadata.read_metadata(entry.metadata) if entry else None
-
-    def duplicates(self, found: list[tuple[bytes, int]]) -> frozenset[int]:
-        """Return the sequences of the pairs (key, sequence) whose key exists or occurred earlier in this run."""
-        keys = {key for key, _ in found}
-        seen = self._from_this_run | self.committed(keys) | keys.intersection(self._spooled())
-        self._from_this_run |= keys
-        return _find_repeated(found, seen)
-
-    @property
-    def may_match(self) -> bool:
-        """Whether the lake holds live rows that imported rows could match."""
-        if self._table is None or not self._home.keys.is_file():
-            return False
-        with open_readonly(self._home.keys) as index:
-            enabled = (key_index.MATCHING_ENABLED, (self._dataset.name,))
-            return has_table(index, "matching") and index.execute(*enabled).fetchone() is not None
-
-    def settled(
-        self, built: Sequence[BuildResult], duplicates: frozenset[int], purged: frozenset[int]
-    ) -> frozenset[int]:
-        """Return the sequences of the rows that would settle a live row of the lake instead of being written."""
-        if not self.may_match:
-            return frozenset()
-        pairs = [pair for each in built for pair in unpack_keys(each.keys, each.seqs) if pair[1] in duplicates]
-        new = sorted(
-            (met for each in built for met in each.match_keys if met.seq not in duplicates | purged),
-            key=attrgetter("seq"),
-        )
-        with open_readonly(self._home.keys) as index:
-            known = key_index.find_unmatched(index, (met.hash for met in new))
-            unsettled = key_index.find_unsettled(index, (key for key, _ in pairs))
-        by_key = {unsettled[key]: seq for key, seq in pairs if key in unsettled and unsettled[key] not in self._met}
-        self._met.update(by_key)
-        done = match_rows(new, [met for met in known if met.seq not in self._met])
-        self._met.update(done.matched)
-        return frozenset({*done.upgrades, *by_key.values()})
-
-    def committed(self, keys: set[bytes]) -> set[bytes]:
-        """Return those of the keys that the lake has."""
-        if self._table is None:
-            return set()
-        try:
-            through, known = self._indexed(self._table, sorted(keys))
-        except sqlite3.Error as error:
-            raise LakeError(
-                f"the key index {self._home.keys} cannot be read ({error})",
-                kind="key_index_unreadable",
-                repair="hyp verify --repair",
-            ) from error
-        for file in metadata.iter_live_files(self._table):
-            if through < self._table.floor and (file.max_seq is None or file.max_seq > through):
-                scanned = KeyScanTask(self._dataset.name, file.path, through, self._own_gateway).run()
-                known.update(key for key, _ in unpack_keys(scanned.keys, scanned.seqs) if key in keys)
-        return known
-
-    def _indexed(self, table: TableMetadata, keys: Sequence[bytes]) -> tuple[int, set[bytes]]:
-        """Return the sequence up to which the index covers this table, and those of the keys that it has."""
-        if not self._home.keys.is_file():
-            return 0, set()
-        with open_readonly(self._home.keys) as index:
-            if not has_table(index, "applied"):
-                return 0, set()
-            applied = "SELECT uuid, through FROM applied WHERE dataset = ?"
-            uuid, through = index.execute(applied, (self._dataset.name,)).fetchone() or (None, 0)
-            if uuid != table.uuid or through > table.floor:
-                return 0, set()
-            lost = {seq for (seq,) in index.execute("SELECT seq FROM lost")} if has_table(index, "lost") else set()
-            return int(through), {key for key, seq in key_index.lookup_keys(index, keys) if seq not in lost}
-
-    def _spooled(self) -> Iterator[bytes]:
-        """Yield the keys of spooled rows that a flush would accept."""
-        for row in reader.read_spooled_rows(self._home, self._dataset.name):
-            if (key := hash_row_key(self._dataset, row, self._own_gateway)) is not None:
-                yield key
-
-
 @dataclass(frozen=True)
 class KeyScanTask:
     """Read the keys of a data file's rows above a sequence, including those that settled rows had before.
@@ -452,34 +343,3 @@ def scan_keys(
         if isinstance(result, BuildFailure):
             raise Retryable(f"{dataset.name}: could not read rows of the lake: {result.reason}", kind="scan_failed")
         yield result
-
-
-class RowIdCheck(NamedTuple):
-    checked: int
-    missing: int
-    wrong: int
-
-
-def check_row_ids(spark: SparkContext, dataset: str, paths: Sequence[Path], max_rows: int | None = None) -> RowIdCheck:
-    """Count the rows without a row id, and those whose id does not match their content, in each file's first rows."""
-    if not paths:
-        return RowIdCheck(0, 0, 0)
-    check = partial(check_file_row_ids, dataset, max_rows=max_rows)
-    found = spark.parallelize(paths, len(paths)).map(check).collect()
-    return RowIdCheck(*map(sum, zip(*found, strict=True)))
-
-
-def check_file_row_ids(name: str, path: Path, max_rows: int | None = None) -> RowIdCheck:
-    dataset = datasets.get(name)
-    checked = missing = wrong = 0
-    for batch in read_batches(path, [ROW_ID, *(column.name for column in dataset.columns)]):
-        for row in to_producer_rows(dataset, batch):
-            row_id = row.pop(ROW_ID, None)
-            checked += 1
-            missing += row_id is None
-            # A settled row has native columns but keeps the row id of its live row.
-            patched = dataset.match_rules is not None and dataset.match_rules.is_patched(row)
-            wrong += row_id is not None and not patched and row_id != canonical.compute_row_id(row)
-            if checked == max_rows:
-                return RowIdCheck(checked, missing, wrong)
-    return RowIdCheck(checked, missing, wrong)

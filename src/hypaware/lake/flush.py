@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,15 @@ from hypaware.config import FlushConfig
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files, session_context
 from hypaware.lake import commit, poison
-from hypaware.lake.build import BuildTask, SegmentSlice
+from hypaware.lake.build import BuildSettings
 from hypaware.lake.poison import PoisonRows
-from hypaware.lake.prepare import prepare_flush
+from hypaware.lake.prepare import plan_build, prepare_flush
+from hypaware.lake.segment_tasks import SegmentSlice, SegmentTask
 from hypaware.lake.table import LakeBackend, OpenTable
 from hypaware.model.datasets import Dataset
 from hypaware.model.row_counts import RowCounts
 from hypaware.spool import reader, segments
-from hypaware.spool.segments import Segment
+from hypaware.spool.segments import Segment, SegmentUnreadable
 from hypaware.state import flushes
 from hypaware.state.flushes import Flush
 from hypaware.state.store import StateStore
@@ -70,29 +70,52 @@ class Flusher:
     progress: Callable[[str, int, int], None] = _ignore
     check_cancelled: Callable[[], None] = _ignore
 
-    def flush(self, dataset: Dataset, wait: float = _WAIT_FOR_PRODUCERS, *, skip_deferred: bool = False) -> FlushReport:
-        """Commit all rows of a dataset that are in the spool now, except for deferred ones if `skip_deferred`."""
+    def flush(
+        self,
+        dataset: Dataset,
+        wait: float = _WAIT_FOR_PRODUCERS,
+        *,
+        skip_deferred: bool = False,
+        deferral: float = segments.DEFERRAL_SECONDS,
+    ) -> FlushReport:
+        """Commit all rows of a dataset that are in the spool now, except for deferred ones if `skip_deferred`.
+
+        Raises SegmentUnreadable, after the other segments are committed, if some cannot be read.
+        """
         report = FlushReport(dataset.name)
+        unreadable: dict[Path, OSError] = {}
         folder = segments.spool_folder(self.home, dataset.name)
         try:
             folder.create()
-            report.still_active = [path.name for path in segments.wait_until_sealed(folder, wait)]
+            try:
+                report.still_active = [path.name for path in segments.wait_until_sealed(folder, wait)]
+            except SegmentUnreadable as error:
+                unreadable.update(error.problems)
             with commit.open_table(self.home, self.store, self.lake, dataset) as target:
                 # Only segments that exist now: constant producers must not keep this flush from ending.
                 now = time.time()
                 due = {
                     segment.name: segment.rows
                     for segment in self._uncommitted(dataset.name)
-                    if not (skip_deferred and segment.is_deferred(now))
+                    if not (skip_deferred and segment.is_deferred(now, deferral))
                 }
                 total = sum(due.values())
-                while chosen := self._choose([each for each in self._uncommitted(dataset.name) if each.name in due]):
+                while chosen := self._choose(
+                    [
+                        each
+                        for each in self._uncommitted(dataset.name)
+                        if each.name in due and each.path not in unreadable
+                    ],
+                    unreadable,
+                ):
                     self.check_cancelled()
                     self._flush_once(target, chosen, report)
                     self.progress(f"committing {dataset.name}", report.rows.total, max(total, report.rows.total))
         except OSError as error:
             message = f"{dataset.name}: {error}; the rows remain in the spool and the next flush retries them"
             raise Retryable(message, kind="flush_failed") from error
+        if unreadable:
+            raise SegmentUnreadable(dataset.name, unreadable)
         return report
 
     def _flush_once(self, target: OpenTable, chosen: list[Segment], report: FlushReport) -> None:
@@ -102,8 +125,10 @@ class Flusher:
             flush = commit.reserve_segments(target, [(segment.name, segment.rows) for segment in chosen])
             try:
                 with commit.discard_on_error(target, flush):
-                    tasks = _make_tasks(target, flush, {segment.name: segment.path for segment in chosen})
-                    prepared = prepare_flush(target, flush, tasks)
+                    settings = plan_build(target, flush, target.table.gateway_id)
+                    tasks = _make_tasks(target, flush, settings, {segment.name: segment.path for segment in chosen})
+                    built = poison.build_segments(self.home, target.lake, flush, tasks)
+                    prepared = prepare_flush(target, flush, settings, built)
             except PoisonRows:
                 # The segments stay in the spool. After the second failure, the next try isolates the poison rows.
                 span.status("degraded")
@@ -127,27 +152,33 @@ class Flusher:
                 durable_files.remove_durably(segment.path)
         return [segment for segment in sealed if segment.name not in committed]
 
-    def _choose(self, waiting: list[Segment]) -> list[Segment]:
-        """Return the oldest segments that fit into one flush. One that failed twice comes last, alone."""
+    def _choose(self, waiting: list[Segment], unreadable: dict[Path, OSError]) -> list[Segment]:
+        """Return the oldest segments that fit into one flush. One that failed twice comes last, alone.
+
+        Those that cannot be read are left out and added to `unreadable`.
+        """
         if not waiting:
             return []
         with self.store.reading() as connection:
             attempts = flushes.segment_attempts(connection, waiting[0].dataset)
         trusted = [segment for segment in waiting if attempts.get(segment.name, 0) < poison.MAX_SHARED_ATTEMPTS]
-        if not trusted:
-            # The one that failed least: if the engine dies of another one again and again, this one is not held up.
-            return [_with_actual_rows(min(waiting, key=lambda segment: attempts[segment.name]))]
         chosen: list[Segment] = []
         rows = size = 0
-        for segment in map(_with_actual_rows, trusted[:_MAX_SEGMENTS]):
+        for segment in _readable(trusted, unreadable):
             rows, size = rows + segment.rows, size + segment.bytes
             if chosen and (rows > self.limits.max_rows or size > self.limits.max_bytes):
                 break
             chosen.append(segment)
-        return chosen
+            if len(chosen) == _MAX_SEGMENTS:
+                break
+        if chosen:
+            return chosen
+        # The one that failed least: if the engine dies of another one again and again, this one is not held up.
+        suspects = sorted(waiting, key=lambda segment: attempts.get(segment.name, 0))[len(trusted) :]
+        return list(islice(_readable(suspects, unreadable), 1))
 
 
-def _make_tasks(target: OpenTable, flush: Flush, paths: dict[str, Path]) -> list[BuildTask]:
+def _make_tasks(target: OpenTable, flush: Flush, settings: BuildSettings, paths: dict[str, Path]) -> list[SegmentTask]:
     """Split segments into tasks of about equal bytes; large segments are divided, small ones share a task."""
     groups: list[list[SegmentSlice]] = [[]]
     filled = 0
@@ -162,21 +193,15 @@ def _make_tasks(target: OpenTable, flush: Flush, paths: dict[str, Path]) -> list
             groups[-1].append(SegmentSlice(segment.name, path, segment.base, start, stop))
             filled += size // slices
     has_deferrable = any(segments.is_deferrable(segment.name) for segment in flush.segments)
-    make_task = partial(
-        BuildTask,
-        flush_id=flush.id,
-        data_root=target.table.data_root,
-        field_ids=dict(target.table.field_ids),
-        own_gateway=target.table.gateway_id,
-        # Hooks often note these facts after the first exchange, so deferred rows get them when they are built.
-        facts=session_context.all_session_columns(target.home.root) if has_deferrable else {},
-    )
-    return [make_task(flush.dataset, tuple(group)) for group in groups if group]
+    # Hooks often note these facts after the first exchange, so deferred rows get them when they are built.
+    facts = session_context.all_session_columns(target.home.root) if has_deferrable else {}
+    return [SegmentTask(settings, tuple(group), facts) for group in groups if group]
 
 
-def _with_actual_rows(segment: Segment) -> Segment:
-    """Return the segment with its actual row count: sequences are reserved for rows, not for the count in its name."""
-    try:
-        return replace(segment, rows=segments.count_lines(segment.path))
-    except OSError:
-        return segment  # the build reports it and blames only this segment
+def _readable(chosen: Iterable[Segment], unreadable: dict[Path, OSError]) -> Iterator[Segment]:
+    """Yield each segment with its actual row count: sequences are reserved for rows, not for the count in its name."""
+    for segment in chosen:
+        try:
+            yield replace(segment, rows=segments.count_lines(segment.path))
+        except OSError as error:
+            unreadable[segment.path] = error

@@ -77,13 +77,23 @@ def store_incarnation(
 
 
 def run_flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """Run the job `flush`. args: `dataset` (default: all that have a spool), `patient` (skip deferred rows)."""
+    """Run the job `flush`. args: `dataset` (default: all that have a spool), `patient` (skip deferred rows).
+
+    `deferral` is how many seconds rows are deferred, if it is not the default.
+    """
     wanted = [args["dataset"]] if args.get("dataset") else segments.list_spooled_datasets(context.home)
-    reports = flush_datasets(context, wanted, skip_deferred=bool(args.get("patient")))
+    deferral = float(args.get("deferral") or segments.DEFERRAL_SECONDS)
+    reports = flush_datasets(context, wanted, skip_deferred=bool(args.get("patient")), deferral=deferral)
     return {"datasets": [report.as_json() for report in reports]}
 
 
-def flush_datasets(context: JobContext, names: list[str], *, skip_deferred: bool = False) -> list[FlushReport]:
+def flush_datasets(
+    context: JobContext,
+    names: list[str],
+    *,
+    skip_deferred: bool = False,
+    deferral: float = segments.DEFERRAL_SECONDS,
+) -> list[FlushReport]:
     """Flush each dataset. An error of one does not stop the others; the first error is raised at the end."""
     reports: list[FlushReport] = []
     errors: list[Exception] = []
@@ -95,7 +105,7 @@ def flush_datasets(context: JobContext, names: list[str], *, skip_deferred: bool
         for name in _installed_datasets(context, names):
             try:
                 with commit_lock(name, context.check_cancelled):
-                    report = flusher.flush(datasets.get(name), skip_deferred=skip_deferred)
+                    report = flusher.flush(datasets.get(name), skip_deferred=skip_deferred, deferral=deferral)
                     if report.rows.written:
                         trim_snapshots(context, lake.table(datasets.get(name)), name)
                 for active in report.still_active:

@@ -29,9 +29,8 @@ from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import GATEWAY_ID_PROPERTY, DataFile
 from hypaware.lake import key_index
 from hypaware.lake.rewrite import RowPatch, read_columns
-from hypaware.lake.row_keys import hash_key
 from hypaware.model import canonical, datasets
-from hypaware.model.datasets import GATEWAY, SEQ, Dataset
+from hypaware.model.datasets import GATEWAY, SEQ, Dataset, hash_key
 
 _MESSAGE = "message_id"
 # The ids that the gateway assigns have 16 hex digits; those of clients are longer.

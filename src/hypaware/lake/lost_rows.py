@@ -77,7 +77,7 @@ def forget_restored(home: Home, index: KeyIndex) -> None:
 
 def find_restored(index: KeyIndex, built: Iterable[BuildResult], duplicates: Collection[int]) -> dict[int, int]:
     """Return the rows that bring back a lost row, with the sequence of that row."""
-    lost = index.list_lost() if duplicates else set()
+    lost = index.list_lost()
     if not lost:
         return {}
     pairs = [pair for each in built for pair in unpack_keys(each.keys, each.seqs) if pair[1] in duplicates]

@@ -1,196 +1,30 @@
-"""Data files: Parquet files of one source and day, fsynced, under names that no other attempt uses.
+"""Read data files: their row groups, batches of columns, and whether the row ids match the content.
 
-Data files never change, so footers are cached. A text that many rows repeat is stored once, so the footer has the size
-of each row group in memory too: `hyp.row-group-bytes`, numbers separated by commas.
+Data files never change, so footers are cached.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hypaware.home import durable_files
-from hypaware.lake.schema import file_schema, table_from_json_lines
-from hypaware.model import canonical
+from hypaware.lake.build import FOOTER_KEY
+from hypaware.model import canonical, datasets
 from hypaware.model.columns import ColumnType
-from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, Dataset, Row
+from hypaware.model.datasets import ROW_ID, SEQ, Dataset
 
-_FOOTER_KEY = "hyp.row-group-bytes"
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
 _MAX_CACHED_FOOTERS = 2_048
-# Row groups of a few MiB let a reader skip most of a file. The buffer limit bounds a task's memory.
-_ROW_GROUP_BYTES = 4 << 20
-_BUFFER_BYTES = 24 << 20
-_MAX_OPEN_FILES = 64
-_MAX_NAME_BYTES = 120
 _BATCH_ROWS = 2_000
-
-
-@dataclass(frozen=True)
-class BuiltFile:
-    path: Path
-    source: str
-    day: str
-    rows: int
-    bytes: int
-    max_seq: int
-
-
-@dataclass(frozen=True)
-class OutputPaths:
-    """Paths for the files of one task: in the table's data folder, named after the flush id."""
-
-    data_root: Path
-    flush_id: str
-    first_seq: int
-
-    def new_file(self, dataset: Dataset, source: str, day: str) -> Path:
-        folder = self.data_root / f"{SOURCE}={encode_path_name(source)}" / f"{dataset.time_column}_day={day}"
-        return folder / f"{self.flush_id}-{self.first_seq}-{secrets.token_hex(4)}.parquet"
-
-
-def encode_path_name(source: str) -> str:
-    """Return a safe folder name for a source, which may contain slashes or dots and have any length."""
-    name = quote(source, safe="").replace(".", "%2E")
-    if len(os.fsencode(name)) <= _MAX_NAME_BYTES:
-        return name
-    return f"{name[:80]}~{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-
-
-class PartitionWriter:
-    """Writes one Parquet file per (source, day), with bounded buffers, and sets the internal columns."""
-
-    def __init__(self, dataset: Dataset, output: OutputPaths, field_ids: Mapping[str, int]) -> None:
-        self._dataset = dataset
-        self._output = output
-        self._schema = file_schema(dataset, field_ids)
-        self._partitions: dict[tuple[str, str], _Partition] = {}
-        self._finished: list[BuiltFile] = []
-        self._buffered = 0
-
-    def add(self, row: Row, seq: int) -> None:
-        row_id, line = canonical.serialize_row(row)
-        key = (self._dataset.source_of(row), row[self._dataset.time_column][:10])
-        partition = self._partitions.get(key)
-        if partition is None:
-            path = self._output.new_file(self._dataset, *key)
-            partition = _Partition(path, self._schema, {SOURCE: key[0], BATCH_ID: self._output.flush_id})
-            self._partitions[key] = partition
-        partition.lines.append(line)
-        partition.seqs.append(seq)
-        partition.row_ids.append(row_id)
-        partition.buffered += len(line)
-        self._buffered += len(line)
-        if partition.buffered >= _ROW_GROUP_BYTES:
-            self._write(key)
-        elif self._buffered >= _BUFFER_BYTES:
-            self._write(max(self._partitions, key=lambda each: self._partitions[each].buffered))
-
-    def _write(self, key: tuple[str, str]) -> None:
-        partition = self._partitions[key]
-        self._buffered -= partition.write_rows()
-        # Limit the number of open files: finish the one that was written least recently.
-        self._partitions[key] = self._partitions.pop(key)
-        opened = [each for each, partition in self._partitions.items() if partition.writer is not None]
-        if len(opened) > _MAX_OPEN_FILES:
-            self._buffered -= self._partitions[opened[0]].buffered
-            self._finish(opened[0])
-
-    def _finish(self, key: tuple[str, str]) -> None:
-        partition = self._partitions.pop(key)
-        if partition.lines:
-            partition.write_rows()
-        assert partition.writer is not None
-        self._finished.append(partition.writer.close(*key))
-
-    def close(self) -> list[BuiltFile]:
-        for key in sorted(self._partitions):
-            self._finish(key)
-        return self._finished
-
-    def discard(self) -> None:
-        for partition in self._partitions.values():
-            if partition.writer is not None:
-                partition.writer.discard()
-        for file in self._finished:
-            file.path.unlink(missing_ok=True)
-
-
-@dataclass
-class _Partition:
-    """One output file. Buffers rows as the JSON their id is computed from, which is small and fast to convert."""
-
-    path: Path
-    schema: pa.Schema
-    constant: dict[str, str]
-    writer: DataFileWriter | None = None
-    lines: list[bytes] = field(default_factory=list)
-    seqs: list[int] = field(default_factory=list)
-    row_ids: list[str] = field(default_factory=list)
-    buffered: int = 0
-
-    def write_rows(self) -> int:
-        """Write the buffered rows as one row group. Return the number of buffered bytes."""
-        if self.writer is None:
-            self.writer = DataFileWriter(self.path, self.schema)
-        internal = {name: pa.repeat(value, len(self.lines)) for name, value in self.constant.items()}
-        internal[SEQ], internal[ROW_ID] = pa.array(self.seqs, pa.int64()), pa.array(self.row_ids, pa.string())
-        freed, self.buffered = self.buffered, 0
-        self.writer.write(table_from_json_lines(self.schema, self.lines, internal), freed)
-        self.lines, self.seqs, self.row_ids = [], [], []
-        return freed
-
-
-class DataFileWriter:
-    """Writes one new data file, with the sizes of its row groups in memory in the footer."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.touch(mode=0o600, exist_ok=False)
-        self.path = path
-        self._sink = pa.OSFile(str(path), "wb")
-        self._writer = parquet_writer(self._sink, schema)
-        self._group_bytes: list[int] = []
-        self._rows = self._max_seq = 0
-
-    @property
-    def bytes(self) -> int:
-        return int(self._sink.tell())
-
-    def write(self, rows: pa.Table, memory_bytes: int | None = None) -> None:
-        """Write one row group; its size in memory is that of the table unless given."""
-        self._writer.write_table(rows, row_group_size=rows.num_rows)
-        self._group_bytes.append(rows.nbytes if memory_bytes is None else memory_bytes)
-        self._rows += rows.num_rows
-        self._max_seq = max(self._max_seq, pc.max(rows.column(SEQ)).as_py() or 0)
-
-    def close(self, source: str, day: str) -> BuiltFile:
-        """Finish the file and fsync it."""
-        self._writer.add_key_value_metadata({_FOOTER_KEY: ",".join(map(str, self._group_bytes))})
-        self._writer.close()
-        self._sink.close()
-        self.path.chmod(0o600)
-        durable_files.fsync_file(self.path)
-        return BuiltFile(self.path, source, day, self._rows, self.path.stat().st_size, self._max_seq)
-
-    def discard(self) -> None:
-        self._writer.close()
-        self._sink.close()
-        self.path.unlink(missing_ok=True)
-
-
-def parquet_writer(path: Path | pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
-    return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, store_schema=False)
 
 
 @dataclass(frozen=True)
@@ -215,7 +49,7 @@ def read_row_groups(path: Path) -> tuple[RowGroup, ...]:
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     encoded = sum(group.total_byte_size for group in groups)
     stored_share = path.stat().st_size / max(encoded, 1)
-    sizes = (footer.metadata or {}).get(_FOOTER_KEY.encode())
+    sizes = (footer.metadata or {}).get(FOOTER_KEY.encode())
     recorded = [int(size) for size in sizes.split(b",")] if sizes else [0] * len(groups)
     found = []
     for index, group in enumerate(groups):
@@ -257,3 +91,34 @@ def to_producer_rows(dataset: Dataset, batch: pa.RecordBatch) -> Iterator[dict[s
             table = table.set_column(index, column.name, text)
     for row in table.to_pylist():
         yield {name: value for name, value in row.items() if value is not None}
+
+
+class RowIdCheck(NamedTuple):
+    checked: int
+    missing: int
+    wrong: int
+
+
+def check_row_ids(spark: SparkContext, dataset: str, paths: Sequence[Path], max_rows: int | None = None) -> RowIdCheck:
+    """Count the rows without a row id, and those whose id does not match their content, in each file's first rows."""
+    if not paths:
+        return RowIdCheck(0, 0, 0)
+    check = partial(check_file_row_ids, dataset, max_rows=max_rows)
+    found = spark.parallelize(paths, len(paths)).map(check).collect()
+    return RowIdCheck(*map(sum, zip(*found, strict=True)))
+
+
+def check_file_row_ids(name: str, path: Path, max_rows: int | None = None) -> RowIdCheck:
+    dataset = datasets.get(name)
+    checked = missing = wrong = 0
+    for batch in read_batches(path, [ROW_ID, *(column.name for column in dataset.columns)]):
+        for row in to_producer_rows(dataset, batch):
+            row_id = row.pop(ROW_ID, None)
+            checked += 1
+            missing += row_id is None
+            # A settled row has native columns but keeps the row id of its live row.
+            patched = dataset.match_rules is not None and dataset.match_rules.is_patched(row)
+            wrong += row_id is not None and not patched and row_id != canonical.compute_row_id(row)
+            if checked == max_rows:
+                return RowIdCheck(checked, missing, wrong)
+    return RowIdCheck(checked, missing, wrong)

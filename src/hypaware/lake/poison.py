@@ -23,7 +23,8 @@ from pathlib import Path
 from hypaware import faults
 from hypaware.errors import HypError, Retryable
 from hypaware.home import Home, durable_files
-from hypaware.lake.build import BuildFailure, BuildResult, BuildTask, Reject, SegmentSlice
+from hypaware.lake.build import BuildFailure, BuildResult, Reject
+from hypaware.lake.segment_tasks import SegmentSlice, SegmentTask
 from hypaware.lake.table import LakeBackend
 from hypaware.spool import segments
 from hypaware.state.flushes import Flush
@@ -43,25 +44,30 @@ class PoisonRows(HypError):
         self.segments = segments
 
 
-def build_files(home: Home, lake: LakeBackend, flush: Flush, tasks: Sequence[BuildTask]) -> list[BuildResult]:
+def build_segments(home: Home, lake: LakeBackend, flush: Flush, tasks: Sequence[SegmentTask]) -> list[BuildResult]:
     if any(segment.attempts > MAX_SHARED_ATTEMPTS for segment in flush.segments):
         # A suspected segment is flushed alone.
         search = PoisonSearch(search_path(home, flush.dataset, flush.segments[0].name))
-        single = [replace(task, pieces=(piece,)) for task in tasks for piece in task.pieces]
+        single = [replace(task, slices=(each,)) for task in tasks for each in task.slices]
         return [built for task in single for built in _bisect_poison(lake, task, search)]
     results = lake.run(tasks)
     failed = [(task, each) for task, each in zip(tasks, results, strict=True) if isinstance(each, BuildFailure)]
-    for task, failure in failed:
-        if failure.is_environmental and failure.segment is None:
-            raise _environment_error(task, failure)
     if failed:
         blamed = [
             name
             for task, failure in failed
-            for name in ((failure.segment,) if failure.segment else task.blamed_segments)
+            for name in ((failure.segment,) if failure.segment else [each.segment for each in task.slices])
         ]
-        raise PoisonRows(failed[0][1].reason, tuple(blamed))
+        raise failed_build_error(flush.dataset, [failure for _, failure in failed], tuple(blamed))
     return [result for result in results if isinstance(result, BuildResult)]
+
+
+def failed_build_error(dataset: str, failures: Sequence[BuildFailure], blamed: tuple[str, ...] = ()) -> HypError:
+    """Return the error for a build that failed: the environment's fault, such as a full disk, or that of the rows."""
+    for failure in failures:
+        if failure.is_environmental and failure.segment is None:
+            return _environment_error(dataset, failure)
+    return PoisonRows(failures[0].reason, blamed)
 
 
 def search_path(home: Home, dataset: str, segment: str) -> Path:
@@ -107,10 +113,9 @@ class PoisonSearch:
         durable_files.write_atomic(self._path, json.dumps(content).encode())
 
 
-def _bisect_poison(lake: LakeBackend, task: BuildTask, search: PoisonSearch) -> list[BuildResult]:
+def _bisect_poison(lake: LakeBackend, task: SegmentTask, search: PoisonSearch) -> list[BuildResult]:
     """Build the task's only slice, or its halves if that fails or kills. Reject a single line that does."""
-    (piece,) = task.pieces
-    assert isinstance(piece, SegmentSlice)
+    (piece,) = task.slices
     is_single = piece.stop - piece.start == 1
     deaths = search.deaths(piece)
     if deaths < (_MAX_DEATHS if is_single else 1):
@@ -119,7 +124,7 @@ def _bisect_poison(lake: LakeBackend, task: BuildTask, search: PoisonSearch) -> 
         if isinstance(result, BuildResult):
             return [result]
         if result.is_environmental:
-            raise _environment_error(task, result)
+            raise _environment_error(task.settings.dataset, result)
         reason = result.reason
     else:
         reason = f"the engine died {deaths} times while it built this row"
@@ -128,12 +133,11 @@ def _bisect_poison(lake: LakeBackend, task: BuildTask, search: PoisonSearch) -> 
         return [BuildResult(rejects=rejected)]
     middle = (piece.start + piece.stop) // 2
     halves = (replace(piece, stop=middle), replace(piece, start=middle))
-    return [built for half in halves for built in _bisect_poison(lake, replace(task, pieces=(half,)), search)]
+    return [built for half in halves for built in _bisect_poison(lake, replace(task, slices=(half,)), search)]
 
 
-def _environment_error(task: BuildTask, failure: BuildFailure) -> Retryable:
-    """Return the error for a failure such as a full disk, for which no row is to blame."""
+def _environment_error(dataset: str, failure: BuildFailure) -> Retryable:
     return Retryable(
-        f"{task.dataset}: could not write the rows ({failure.reason}); no row is lost, the next run retries them",
+        f"{dataset}: could not write the rows ({failure.reason}); no row is lost, the next run retries them",
         kind="build_failed",
     )

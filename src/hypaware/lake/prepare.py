@@ -30,13 +30,21 @@ from hypaware import faults
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files
 from hypaware.lake import dedupe, health, lost_rows, poison, settlements, tombstones
-from hypaware.lake.build import BuildFailure, BuildResult, BuildTask, Reject
-from hypaware.lake.parquet import BuiltFile, DataFileWriter, OutputPaths
-from hypaware.lake.row_keys import KEY_BYTES, MatchKey, hash_row_key, unpack_keys
+from hypaware.lake.build import (
+    BuildFailure,
+    BuildResult,
+    BuildSettings,
+    BuiltFile,
+    DataFileWriter,
+    OutputPaths,
+    Reject,
+)
+from hypaware.lake.dedupe import Matches
+from hypaware.lake.row_keys import MatchKey, unpack_keys
 from hypaware.lake.table import OpenTable
 from hypaware.lake.tombstones import Tombstones
 from hypaware.model import canonical, datasets
-from hypaware.model.datasets import GATEWAY, SEQ, Dataset
+from hypaware.model.datasets import GATEWAY, KEY_BYTES, SEQ, Dataset, hash_row_key
 from hypaware.model.row_counts import RowCounts
 from hypaware.spool import segments
 from hypaware.state.flushes import Flush, FlushOutcome
@@ -82,7 +90,8 @@ class PreparedFlush:
         return FlushOutcome(high_water, counts)
 
 
-def prepare_flush(target: OpenTable, flush: Flush, tasks: Sequence[BuildTask]) -> PreparedFlush:
+def plan_build(target: OpenTable, flush: Flush, own_gateway: str | None) -> BuildSettings:
+    """Return how to build the files of a flush."""
     index, dataset, marks = target.index, target.dataset, tombstones.read_tombstones(target.home)
     if dataset.match_rules is not None and not index.has_match_keys(dataset.name):
         spool = segments.spool_folder(target.home, dataset.name)
@@ -90,24 +99,38 @@ def prepare_flush(target: OpenTable, flush: Flush, tasks: Sequence[BuildTask]) -
         if any(segments.is_deferrable(path.name) for path in segments.list_files(spool)):
             dedupe.enable_matching(target.home, target.lake, index, target.table, dataset)
     match_native = marks.has_parts or index.has_match_keys(dataset.name)
-    tasks = [replace(task, purge_filter=marks.purge_filter, match_native=match_native) for task in tasks]
-    results = poison.build_files(target.home, target.lake, flush, tasks)
-    built = [drop_withdrawn(result) if result.withdrawn else result for result in results]
+    table = target.table
+    return BuildSettings(
+        dataset.name, flush.id, table.data_root, dict(table.field_ids), own_gateway, marks, match_native
+    )
+
+
+def prepare_flush(
+    target: OpenTable, flush: Flush, settings: BuildSettings, results: Sequence[BuildResult | BuildFailure]
+) -> PreparedFlush:
+    """Prepare what the tasks of a flush have built. Raise PoisonRows or Retryable if one of them failed."""
+    index, dataset, marks = target.index, target.dataset, settings.tombstones
+    if failures := [each for each in results if isinstance(each, BuildFailure)]:
+        raise poison.failed_build_error(dataset.name, failures)
+    succeeded = (each for each in results if isinstance(each, BuildResult))
+    built = [drop_withdrawn(result) if result.withdrawn else result for result in succeeded]
     if any(result.match_keys.has_live for result in built) and not index.has_match_keys(dataset.name):
         # The first live rows of the table.
         dedupe.enable_matching(target.home, target.lake, index, target.table, dataset)
         built = dedupe.add_native_keys(target.lake, target.table, dataset, built)
     _after_build()
-    purged = find_purged(marks, dataset, tasks[0].own_gateway if tasks else None, built)
+    purged = find_purged(marks, dataset, settings.own_gateway, built)
     if purged.rejects:
         _before_rejects()
         durable_files.write_atomic(rejects_path(target.home, flush), b"".join(map(_encode_reject, purged.rejects)))
         _after_rejects()
     by_key = dedupe.find_duplicates(index, built, purged.written)
-    restored = lost_rows.find_restored(index, built, by_key.duplicates)
+    restored = lost_rows.find_restored(index, built, by_key.duplicates) if by_key.duplicates else {}
     by_key.duplicates.difference_update(restored)
-    copies = dedupe.find_copies(index, built, by_key) if index.has_match_keys(dataset.name) else []
-    matches = dedupe.find_matches(index, built, by_key.excluded | purged.written | restored.keys(), copies)
+    matches, copies = Matches(), list[MatchKey]()
+    if any(len(result.match_keys) for result in built):
+        copies = dedupe.find_copies(index, built, by_key) if index.has_match_keys(dataset.name) else []
+        matches = dedupe.find_matches(index, built, by_key.excluded | purged.written | restored.keys(), copies)
     superseded, upgrades = {**by_key.superseded, **matches.superseded}, {**by_key.upgrades, **matches.upgrades}
     kept_seqs = {**superseded, **upgrades}
     aliases = [(key, kept_seqs[seq]) for key, seq in _all_keys(built) if seq in kept_seqs]

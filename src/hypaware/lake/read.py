@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from hypaware.engine.jobs import JobContext
 
 _MAX_UNPACKED_BYTES = 64 << 20
-_T = TypeVar("_T")
 _SESSION = "session_id"
 PAGE_ROWS = 50_000
 # Compressed size on disk. Rows in memory take several times as much, and each active stream holds two pages.
@@ -59,48 +58,48 @@ class RowPage:
     """Number of rows in the row groups that were read."""
 
 
-def read_page_after(
-    home: Home, dataset: str, source: str, after: int, until: int, max_rows: int = PAGE_ROWS
-) -> RowPage:
-    """Read the next rows, at most `max_rows`, limited by memory. Advances by at least one sequence."""
+class LakeRowReader:
+    """The rows of a home's lake, read from its data files."""
 
-    def read(files: list[DataFile]) -> RowPage:
-        end = find_window_end(files, after, until, rows=max_rows, bytes=PAGE_BYTES)
-        return _read_files(dataset, files, after, end)
+    def __init__(self, home: Home) -> None:
+        self._home = home
 
-    return _retry_on_rewrite(home, dataset, source, until, read)
+    def page(self, dataset: str, source: str, after: int, until: int, most: int | None = None) -> RowPage:
+        """Read the rows in (after, until], or with `most` the next rows: at most so many, limited by memory.
 
+        Advances by at least one sequence.
+        """
+        # A lake that was rolled back lacks recorded rows: that must not pass for "nothing to deliver".
+        health.check_floor(self._home, dataset, until)
+        entry = metadata.find_table(self._home, dataset)
+        while entry is not None:
+            try:
+                known = metadata.read_metadata(entry.metadata)
+                if metadata.has_delete_files(known):
+                    raise LakeError(
+                        f"table {entry.name} has delete files, which another program wrote; its rows can be delivered "
+                        "after a rebuild, which applies them",
+                        kind="delete_files",
+                        repair=f"hyp maintain {entry.name} --rebuild",
+                    )
+                files = [file for file in metadata.iter_cached_files(known) if file.source == source]
+                end = until
+                if most is not None:
+                    end = find_window_end(files, after, until, rows=most, bytes=PAGE_BYTES)
+                return _read_files(dataset, files, after, end)
+            except FileNotFoundError as missing:
+                previous, entry = entry, metadata.find_table(self._home, dataset)
+                if entry == previous:
+                    raise LakeError(
+                        f"table {dataset}: a data file is missing ({missing}); "
+                        "restore a backup with hyp restore, or rebuild the table from its files",
+                        kind="lake_damaged",
+                        repair=f"hyp maintain {dataset} --rebuild",
+                    ) from missing
+        return _read_files(dataset, [], after, until)
 
-def read_between(home: Home, dataset: str, source: str, after: int, last: int) -> RowPage:
-    return _retry_on_rewrite(home, dataset, source, last, lambda files: _read_files(dataset, files, after, last))
-
-
-def _retry_on_rewrite(home: Home, dataset: str, source: str, through: int, read: Callable[[list[DataFile]], _T]) -> _T:
-    # A lake that was rolled back lacks recorded rows: that must not pass for "nothing to deliver".
-    health.check_floor(home, dataset, through)
-    entry = metadata.find_table(home, dataset)
-    while True:
-        if entry is None:
-            return read([])
-        try:
-            known = metadata.read_metadata(entry.metadata)
-            if metadata.has_delete_files(known):
-                raise LakeError(
-                    f"table {entry.name} has delete files, which another program wrote; its rows can be delivered "
-                    "after a rebuild, which applies them",
-                    kind="delete_files",
-                    repair=f"hyp maintain {entry.name} --rebuild",
-                )
-            return read([file for file in metadata.iter_cached_files(known) if file.source == source])
-        except FileNotFoundError as missing:
-            previous, entry = entry, metadata.find_table(home, dataset)
-            if entry == previous:
-                raise LakeError(
-                    f"table {dataset}: a data file is missing ({missing}); "
-                    "restore a backup with hyp restore, or rebuild the table from its files",
-                    kind="lake_damaged",
-                    repair=f"hyp maintain {dataset} --rebuild",
-                ) from missing
+    def count(self, dataset: str, source: str, after: int, last: int) -> int:
+        return count_rows_between(self._home, dataset, source, after, last)
 
 
 def _read_files(dataset: str, files: list[DataFile], after: int, last: int) -> RowPage:

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from hypaware.errors import LakeError
 from hypaware.lake import TARGET_FILE_BYTES
-from hypaware.lake.build import BuildResult
-from hypaware.lake.parquet import BuiltFile, DataFileWriter, OutputPaths, RowGroup, conform_rows, read_row_groups
+from hypaware.lake.build import BuildResult, BuiltFile, DataFileWriter, OutputPaths
+from hypaware.lake.parquet import RowGroup, conform_rows, read_row_groups
 from hypaware.lake.schema import file_schema
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ, Dataset

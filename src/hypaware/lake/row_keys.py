@@ -14,29 +14,10 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from hypaware.model.datasets import GATEWAY, Dataset
+from hypaware.model.datasets import KEY_BYTES, Dataset, hash_key
 
-KEY_BYTES = 16
 MATCH_KEY_BYTES = 16
 _LIVE, _TIME_UNCERTAIN, _EXACT, UNSETTLED, SETTLED, _SHOWN, _COPY = 1, 2, 4, 8, 16, 32, 64
-
-
-def hash_row_key(dataset: Dataset, row: Mapping[str, Any], own_gateway: str | None) -> bytes | None:
-    """Hash a row's dedupe key. Return None for a row without one, which is never dropped.
-
-    The hash includes the id of another gateway, so that no gateway can claim or hide another's rows.
-    """
-    if (key := dataset.key_of(row)) is None:
-        return None
-    gateway = row.get(GATEWAY)
-    return hash_key(dataset.name, key, None if own_gateway is None or gateway == own_gateway else gateway)
-
-
-def hash_key(dataset: str, key: str, gateway: str | None = None) -> bytes:
-    """Hash a dedupe key to half a sha256, which Spark SQL can compute over the lake's rows too."""
-    # No dataset name contains an @, and the length marks the end of the gateway id.
-    scope = dataset if gateway is None else f"{dataset}@{len(gateway)}:{gateway}"
-    return sha256(f"{scope}:{key}".encode()).digest()[:KEY_BYTES]
 
 
 def unpack_keys(keys: bytes | bytearray, seqs: Iterable[int]) -> Iterable[tuple[bytes, int]]:

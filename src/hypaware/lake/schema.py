@@ -6,33 +6,25 @@ and makes required columns nullable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.json as pj
 
-from hypaware.errors import LakeError
-from hypaware.home.identity import Identity
 from hypaware.iceberg.metadata import (
     CATALOG,
-    GATEWAY_ID_PROPERTY,
-    INCARNATION_PROPERTY,
     NAMESPACE,
-    TableField,
-    file_location,
 )
 from hypaware.model.columns import Column, ColumnType
 from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, Dataset
 
-_TIMESTAMP = pa.timestamp("us", tz="UTC")
+TIMESTAMP = pa.timestamp("us", tz="UTC")
 _ARROW_TYPES: dict[ColumnType, pa.DataType] = {
     ColumnType.STRING: pa.string(),
     ColumnType.INT: pa.int32(),
     ColumnType.BIGINT: pa.int64(),
     ColumnType.BOOLEAN: pa.bool_(),
-    ColumnType.TIMESTAMP: _TIMESTAMP,
+    ColumnType.TIMESTAMP: TIMESTAMP,
     ColumnType.JSON: pa.string(),
 }
 # The sequence comes first, so that file statistics always cover it. HypAware never writes null here, but the columns
@@ -96,84 +88,9 @@ def page_schema(dataset: Dataset) -> pa.Schema:
     return pa.schema([(SEQ, pa.int64()), *((column.name, _ARROW_TYPES[column.type]) for column in dataset.columns)])
 
 
-def table_from_json_lines(schema: pa.Schema, lines: Sequence[bytes], internal: Mapping[str, pa.Array]) -> pa.Table:
-    """Convert rows to a table: public columns from coerced rows in JSON, internal columns from `internal`.
-
-    Parsing the JSON that the row id was computed from takes Arrow half as long as building a list per column.
-    """
-    data = b"\n".join(lines)
-    # Timestamps are parsed as text and cast, because Arrow ignores zones.
-    parsed = pa.schema(
-        (field.name, pa.string() if field.type == _TIMESTAMP else field.type)
-        for field in schema
-        if field.name not in internal
-    )
-    read = pj.read_json(
-        pa.BufferReader(data),
-        read_options=pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
-        parse_options=pj.ParseOptions(
-            explicit_schema=parsed, newlines_in_values=False, unexpected_field_behavior="error"
-        ),
-    )
-    arrays = [
-        internal[field.name] if field.name in internal else read.column(field.name).cast(field.type) for field in schema
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
 def full_table_name(dataset: str, namespace: str = NAMESPACE) -> str:
     return f"{CATALOG}.{namespace}.{dataset}"
 
 
 def table_exists(spark: Any, dataset: str) -> bool:
     return bool(spark.catalog.tableExists(full_table_name(dataset)))
-
-
-def create_table(
-    spark: Any, dataset: Dataset, identity: Identity, namespace: str = NAMESPACE, location: Path | None = None
-) -> None:
-    properties = {
-        **TABLE_PROPERTIES,
-        GATEWAY_ID_PROPERTY: identity.gateway_id,
-        INCARNATION_PROPERTY: identity.incarnation,
-    }
-    columns = ", ".join(
-        f"`{column.name}` {SQL_TYPES[column.type]}{' NOT NULL' if column.required else ''}"
-        for column in table_columns(dataset)
-    )
-    listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
-    location_clause = ""
-    if location:
-        escaped = file_location(location).replace("\\", "\\\\").replace("'", "\\'")
-        location_clause = f"LOCATION '{escaped}' "
-    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{namespace}")
-    spark.sql(
-        f"CREATE TABLE IF NOT EXISTS {full_table_name(dataset.name, namespace)} ({columns}) USING iceberg "
-        f"PARTITIONED BY ({SOURCE}, days({dataset.time_column})) {location_clause}TBLPROPERTIES ({listed})"
-    )
-
-
-def evolve_table(table: Any, jvm: Any, dataset: Dataset, known: Mapping[str, TableField]) -> bool:
-    """Add missing columns to an Iceberg table (Java object) with the known fields. Tell whether it changed."""
-    added, relaxed = [], []
-    for column in table_columns(dataset):
-        if (field := known.get(column.name)) is None:
-            added.append(column)
-        elif field.type != ICEBERG_TYPES[column.type]:
-            raise LakeError(
-                f"table {dataset.name}: column {column.name} is {field.type} in the lake and "
-                f"{ICEBERG_TYPES[column.type]} in the dataset; the type of a column cannot change",
-                kind="schema_conflict",
-            )
-        elif field.required and not column.required:
-            relaxed.append(column)
-    if not added and not relaxed:
-        return False
-    change = table.updateSchema()
-    for column in added:
-        type_ = jvm.org.apache.iceberg.types.Types.fromPrimitiveString(ICEBERG_TYPES[column.type])
-        change = change.addColumn(column.name, type_)
-    for column in relaxed:
-        change = change.makeColumnOptional(column.name)
-    change.commit()
-    return True

@@ -23,9 +23,8 @@ from hypaware.errors import LakeError
 from hypaware.home import Home, durable_files
 from hypaware.lake.health import settlements_folder
 from hypaware.lake.parquet import to_producer_rows
-from hypaware.lake.row_keys import hash_row_key
 from hypaware.model import datasets
-from hypaware.model.datasets import GATEWAY, INTERNAL, SEQ, Dataset, Row
+from hypaware.model.datasets import GATEWAY, INTERNAL, SEQ, Dataset, Row, hash_row_key
 from hypaware.state.flushes import Flush
 
 _before_remove = faults.crash_point(

@@ -22,14 +22,13 @@ from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from hypaware.engine.jobs import JobContext
-from hypaware.errors import Retryable
+from hypaware.errors import LakeError, Retryable
 from hypaware.home import Home
 from hypaware.home.identity import Identity
 from hypaware.iceberg import commit_times, fsync, metadata
-from hypaware.iceberg.metadata import DataFile, TableMetadata, local_path
+from hypaware.iceberg.metadata import DataFile, TableField, TableMetadata, local_path
 from hypaware.lake import build, schema, snapshots
-from hypaware.lake.build import BuildFailure, BuildResult, BuildTask, BuildWatcher, Task
-from hypaware.lake.parquet import BuiltFile
+from hypaware.lake.build import BuildFailure, BuildResult, BuildWatcher, BuiltFile, Task, WatchedTask
 from hypaware.lake.poison import ENGINE_DIED
 from hypaware.lake.table import NotCommitted, TableChange
 from hypaware.model import datasets
@@ -54,10 +53,10 @@ class SparkLake:
         name = dataset.name
         commit_times.lower_future_times(self.home, name, time.time())
         if not schema.table_exists(self.spark, name):
-            schema.create_table(self.spark, dataset, self.identity)
+            create_table(self.spark, dataset, self.identity)
             fsync.fsync_commit(self.home, name)
         table = SparkTable(self.spark, dataset)
-        if schema.evolve_table(table.iceberg, self.spark._jvm, dataset, table.metadata.fields):
+        if evolve_table(table.iceberg, self.spark._jvm, dataset, table.metadata.fields):
             fsync.fsync_commit(self.home, name)
             table = SparkTable(self.spark, dataset)
         return table
@@ -67,7 +66,7 @@ class SparkLake:
             return []
         spark = self.spark.sparkContext
         try:
-            if self.watch is not None and isinstance(tasks[0], BuildTask):
+            if self.watch is not None and isinstance(tasks[0], WatchedTask):
                 with build.watch_build(spark, self.watch) as run:
                     return list(spark.parallelize(tasks, len(tasks)).map(run).collect())
             return list(spark.parallelize(tasks, len(tasks)).map(build.run_catching).collect())
@@ -283,6 +282,56 @@ class SparkTable:
             return [data_file(file) for file in files]
         with ThreadPoolExecutor(_THREADS) as threads:
             return list(threads.map(data_file, files))
+
+
+def create_table(
+    spark: Any, dataset: Dataset, identity: Identity, namespace: str = metadata.NAMESPACE, location: Path | None = None
+) -> None:
+    properties = {
+        **schema.TABLE_PROPERTIES,
+        metadata.GATEWAY_ID_PROPERTY: identity.gateway_id,
+        metadata.INCARNATION_PROPERTY: identity.incarnation,
+    }
+    columns = ", ".join(
+        f"`{column.name}` {schema.SQL_TYPES[column.type]}{' NOT NULL' if column.required else ''}"
+        for column in schema.table_columns(dataset)
+    )
+    listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
+    location_clause = ""
+    if location:
+        escaped = metadata.file_location(location).replace("\\", "\\\\").replace("'", "\\'")
+        location_clause = f"LOCATION '{escaped}' "
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {metadata.CATALOG}.{namespace}")
+    spark.sql(
+        f"CREATE TABLE IF NOT EXISTS {schema.full_table_name(dataset.name, namespace)} ({columns}) USING iceberg "
+        f"PARTITIONED BY ({SOURCE}, days({dataset.time_column})) {location_clause}TBLPROPERTIES ({listed})"
+    )
+
+
+def evolve_table(table: Any, jvm: Any, dataset: Dataset, known: Mapping[str, TableField]) -> bool:
+    """Add missing columns to an Iceberg table (Java object) with the known fields. Tell whether it changed."""
+    added, relaxed = [], []
+    for column in schema.table_columns(dataset):
+        if (field := known.get(column.name)) is None:
+            added.append(column)
+        elif field.type != schema.ICEBERG_TYPES[column.type]:
+            raise LakeError(
+                f"table {dataset.name}: column {column.name} is {field.type} in the lake and "
+                f"{schema.ICEBERG_TYPES[column.type]} in the dataset; the type of a column cannot change",
+                kind="schema_conflict",
+            )
+        elif field.required and not column.required:
+            relaxed.append(column)
+    if not added and not relaxed:
+        return False
+    change = table.updateSchema()
+    for column in added:
+        type_ = jvm.org.apache.iceberg.types.Types.fromPrimitiveString(schema.ICEBERG_TYPES[column.type])
+        change = change.addColumn(column.name, type_)
+    for column in relaxed:
+        change = change.makeColumnOptional(column.name)
+    change.commit()
+    return True
 
 
 def trim_snapshots(context: JobContext, table: SparkTable, name: str) -> None:

@@ -10,9 +10,8 @@ from typing import Literal, Protocol
 from hypaware.errors import Retryable
 from hypaware.home import Home
 from hypaware.iceberg.metadata import DataFile
-from hypaware.lake.build import BuildFailure, BuildResult, Task
+from hypaware.lake.build import BuildFailure, BuildResult, BuiltFile, Task
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.parquet import BuiltFile
 from hypaware.model.datasets import Dataset
 from hypaware.state.flushes import Flush
 from hypaware.state.store import StateStore

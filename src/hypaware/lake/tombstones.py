@@ -49,8 +49,12 @@ class PurgeFilter:
     """The purged sessions and the time before which everything is purged: a small value that is sent to tasks."""
 
     sessions: frozenset[bytes] = frozenset()
+    """Hashes of their ids."""
     before: str | None = None
     """In the form of `timestamp_text`, which sorts by time."""
+
+    def has_session(self, session_id: str) -> bool:
+        return bool(self.sessions) and hash_purged_value("session", session_id) in self.sessions
 
     def predicate(self, dataset: Dataset) -> RowPredicate | None:
         """Return the check for rows of a dataset, or None if it has nothing to check."""
@@ -133,6 +137,9 @@ class Tombstones:
                     (at,) = db.execute(query, (hash_,)).fetchone()
                     found[hash_] = datetime.fromisoformat(at).timestamp()
         return found
+
+
+NO_TOMBSTONES = Tombstones(Path())
 
 
 def read_tombstones(home: Home) -> Tombstones:

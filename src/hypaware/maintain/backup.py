@@ -67,7 +67,8 @@ _after_restored_rename = faults.crash_point(
 )
 # Recreated by a home, or copied separately.
 _EXCLUDED_FOLDERS = ("engine", "run", "logs", "telemetry", "spool", "lake")
-_STATE_FILES = ("state.db", "state.mirror.json")
+# Copied separately, or derived (index.db), with their -wal and -shm files.
+_EXCLUDED_FILES = ("state.db", "state.mirror.json", "index.db")
 _EXCLUDED_SUFFIXES = (".lock", ".tmp")
 # Directory entries and links take some space too.
 _MARGIN = 1.02
@@ -206,7 +207,9 @@ def _other_paths(folder: Path, top: bool = False) -> Iterator[Path]:
         if path.is_dir() and not path.is_symlink():
             if not top or path.name not in _EXCLUDED_FOLDERS:
                 yield from _other_paths(path)
-        elif path.is_file() and not path.name.endswith(_EXCLUDED_SUFFIXES) and not path.name.startswith(_STATE_FILES):
+        elif (
+            path.is_file() and not path.name.endswith(_EXCLUDED_SUFFIXES) and not path.name.startswith(_EXCLUDED_FILES)
+        ):
             yield path
 
 

@@ -29,8 +29,7 @@ from hypaware.errors import Cancelled, LakeError, Retryable
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import DataFile
 from hypaware.lake import links
-from hypaware.lake.build import BuildFailure, BuildResult
-from hypaware.lake.parquet import OutputPaths
+from hypaware.lake.build import BuildFailure, BuildResult, OutputPaths
 from hypaware.lake.rewrite import RewriteBalance, RewriteTask, read_columns
 from hypaware.lake.table import LakeTable, NotCommitted, TableChange
 from hypaware.maintain import apply_settlements, compact_plan
@@ -274,7 +273,7 @@ class DeduplicatingTask:
 
     rewriting: RewriteTask
     own_gateway: str | None
-    """The gateway of this home, as `row_keys.hash_row_key` expects it."""
+    """The gateway of this home, as `datasets.hash_row_key` expects it."""
 
     def run(self) -> BuildResult:
         dataset = datasets.get(self.rewriting.dataset)
@@ -311,7 +310,7 @@ def find_later_duplicates(dataset: Dataset, paths: Sequence[Path], own_gateway: 
 
 
 def _read_keys(dataset: Dataset, path: Path, own_gateway: str | None) -> pa.Table:
-    """Return sequence, key and gateway of each row, as in `row_keys.hash_row_key`; the home's own gateway is null."""
+    """Return sequence, key and gateway of each row, as in `datasets.hash_row_key`; the home's own gateway is null."""
     columns = dict.fromkeys([SEQ, dataset.key_column, *dataset.key_parts])
     rows = read_columns(path, [*columns, GATEWAY])
     key = _text_column(rows, dataset.key_column)

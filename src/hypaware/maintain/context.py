@@ -19,7 +19,7 @@ from hypaware.model.datasets import Dataset
 from hypaware.state.store import StateStore
 
 if TYPE_CHECKING:
-    from hypaware.lake.parquet import BuiltFile
+    from hypaware.lake.build import BuiltFile
     from hypaware.lake.table import LakeBackend, LakeTable
 
 

@@ -46,11 +46,10 @@ from hypaware.iceberg.metadata import (
     CatalogEntry,
     TableMetadata,
 )
-from hypaware.lake import dedupe, health, locks, lost_rows, schema
-from hypaware.lake.build import BuildFailure, BuildResult
+from hypaware.lake import dedupe, health, locks, lost_rows
+from hypaware.lake.build import BuildFailure, BuildResult, BuiltFile, OutputPaths
 from hypaware.lake.key_index import KeyIndex, is_index_readable
 from hypaware.lake.lost_rows import LostRange
-from hypaware.lake.parquet import BuiltFile, OutputPaths
 from hypaware.lake.table import TableChange
 from hypaware.maintain import row_numbers
 from hypaware.maintain.compact_plan import split_by_weight
@@ -91,13 +90,13 @@ def rebuild_dataset(context: MaintenanceContext, report: MaintenanceReport) -> N
 
 def _rebuild_table(context: MaintenanceContext, report: MaintenanceReport, inventory: TableInventory) -> None:
     # Crash points are listed, and directories searched, without Spark.
-    from hypaware.lake.spark_table import SparkLake, SparkTable
+    from hypaware.lake.spark_table import SparkLake, SparkTable, create_table
 
     assert isinstance(context.lake, SparkLake)
     home, dataset, spark = context.home, context.dataset, context.lake.spark
     clear_unfinished(home, dataset.name)
     location = home.warehouse / NAMESPACE / f"{dataset.name}-{secrets.token_hex(4)}"
-    schema.create_table(spark, dataset, context.lake.identity, namespace=NEXT_NAMESPACE, location=location)
+    create_table(spark, dataset, context.lake.identity, namespace=NEXT_NAMESPACE, location=location)
     table = SparkTable(spark, dataset, namespace=NEXT_NAMESPACE)
     flush: Flush | None = None
     try:

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hypaware.lake import schema
-from hypaware.lake.build import BuildResult
-from hypaware.lake.parquet import OutputPaths, conform_rows, read_row_groups, to_producer_rows
+from hypaware.lake.build import BuildResult, OutputPaths
+from hypaware.lake.parquet import conform_rows, read_row_groups, to_producer_rows
 from hypaware.lake.rewrite import RollingWriter, read_in_order, without_positions
 from hypaware.model import canonical, datasets
 from hypaware.model.datasets import BATCH_ID, INTERNAL, ROW_ID, SEQ, SOURCE, UNKNOWN_SOURCE, Dataset

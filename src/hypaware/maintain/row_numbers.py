@@ -21,8 +21,7 @@ from hypaware.home import Home
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import FLOOR_PROPERTY, FLUSH_ID_PROPERTY, DataFile
 from hypaware.lake import commit
-from hypaware.lake.build import BuildFailure, BuildResult
-from hypaware.lake.parquet import BuiltFile, OutputPaths
+from hypaware.lake.build import BuildFailure, BuildResult, BuiltFile, OutputPaths
 from hypaware.lake.table import LakeBackend, LakeTable, NotCommitted, TableChange
 from hypaware.maintain.regroup import RegroupTask, count_unnumbered, sum_balances
 from hypaware.model.datasets import Dataset

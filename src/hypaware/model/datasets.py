@@ -4,6 +4,8 @@ A dataset defines its columns, its time column, how a row's source (its logical 
 and which columns are derived from others. Built-in datasets and those of plugins register in the same way, by an
 entry point in the group `hypaware.datasets`.
 
+The lake and the key index identify a row by the hash of its dedupe key.
+
 A coerced row holds only non-null columns of its dataset, in the plain form that `columns` defines. The spool stores
 it, the row id is computed from it, and a flush coerces it again before it commits anything.
 """
@@ -14,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from hashlib import sha256
 from typing import Any
 
 from hypaware.errors import HypError
@@ -30,6 +33,7 @@ INTERNAL = (SEQ, SOURCE, ROW_ID, BATCH_ID)
 # The column that names the installation that recorded a row, in datasets that have one.
 GATEWAY = "gateway_id"
 UNKNOWN_SOURCE = "unknown"
+KEY_BYTES = 16
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _TYPE_NAMES = {list: "an array", str: "text", bool: "a boolean", int: "a number", float: "a number", type(None): "null"}
 Row = dict[str, Any]
@@ -112,6 +116,24 @@ def get(name: str) -> Dataset:
     except KeyError:
         hint = did_you_mean(name, list_names(), and_all=True)
         raise HypError(f"unknown dataset {name!r}.{hint}", kind="unknown_dataset") from None
+
+
+def hash_row_key(dataset: Dataset, row: Mapping[str, Any], own_gateway: str | None) -> bytes | None:
+    """Hash a row's dedupe key. Return None for a row without one, which is never dropped.
+
+    The hash includes the id of another gateway, so that no gateway can claim or hide another's rows.
+    """
+    if (key := dataset.key_of(row)) is None:
+        return None
+    gateway = row.get(GATEWAY)
+    return hash_key(dataset.name, key, None if own_gateway is None or gateway == own_gateway else gateway)
+
+
+def hash_key(dataset: str, key: str, gateway: str | None = None) -> bytes:
+    """Hash a dedupe key to half a sha256, which Spark SQL can compute over the lake's rows too."""
+    # No dataset name contains an @, and the length marks the end of the gateway id.
+    scope = dataset if gateway is None else f"{dataset}@{len(gateway)}:{gateway}"
+    return sha256(f"{scope}:{key}".encode()).digest()[:KEY_BYTES]
 
 
 class RowRejected(ValueError):

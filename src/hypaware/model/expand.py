@@ -37,7 +37,7 @@ from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 Groups = dict[str, Any]
 USAGE_KEYS = (
     *("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens"),
-    *("reasoning_tokens", "total_tokens"),
+    *("reasoning_tokens", "total_tokens", "cache_write_1h_tokens"),
 )
 _VOLATILE_KEYS = ("cache_control", "caller")
 _FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "pause_turn": "pause"}

@@ -4,29 +4,43 @@ Only listed headers and query parameters are recorded. The values of all others 
 name suggests a secret. A masked value keeps at most its last four characters, and only if it is longer than sixteen.
 
 In content, the rules of `secret_rules` find secrets. The digits of a marker are an HMAC of the secret with the key of
-the home (`marker_key`), so that two uses of one key remain recognizable and nobody else can test guesses of a weak
-password. Markers of earlier versions, with eight digits, stay. Redacting redacted text changes nothing, and canonical
-JSON stays canonical. Counts say how often each rule matched, never what it found.
+the home, so that two uses of one key remain recognizable and nobody else can test guesses of a weak password. Markers
+of earlier versions, with eight digits, stay. Redacting redacted text changes nothing, and canonical JSON stays
+canonical. Counts say how often each rule matched, never what it found.
+
+The key is `<HYP_HOME>/redaction.key`, 32 random bytes. It is created when it is first needed and durable before the
+first marker is made with it, so a secret has the same marker in all rows of a home, and in its backups. It never leaves
+the machine otherwise. If it is lost, a new one is created: later markers differ from the earlier ones.
 """
 
 from __future__ import annotations
 
 import hmac
+import os
 import re
+import secrets
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from hypaware import faults
 from hypaware.config.values import SECRET_RULES
+from hypaware.errors import Retryable, StateError
+from hypaware.home import Home, durable_files
+from hypaware.home.locks import locked
 from hypaware.model import canonical
 from hypaware.model.columns import ColumnType
 from hypaware.model.datasets import Dataset
 from hypaware.privacy.secret_scanner import classify_member, find_secrets, match_secret_header
 
+_before_write = faults.crash_point("privacy.marker-key.before-write", "the key of the markers does not exist yet")
+_after_write = faults.crash_point("privacy.marker-key.after-write", "the key of the markers is durable and unused")
 MASK = "***"
 _DIGITS = 12
+_KEY_BYTES = 32
 _MAX_ROUNDS = 16
 _MARKER = re.compile(rb"\[(?:" + "|".join(SECRET_RULES).encode() + rb"):[0-9a-f]{8}(?:[0-9a-f]{4})?\]")
 _SECRET_NAME = re.compile(r"token|secret|passw|credential|session-?key")
@@ -70,6 +84,33 @@ class Redaction:
 
     def build_marker(self, kind: str, secret: bytes) -> bytes:
         return f"[{kind}:{hmac.digest(self.key, secret, 'sha256').hex()[:_DIGITS]}]".encode()
+
+
+def load_marker_key(home: Home, *, is_dry_run: bool = False) -> bytes:
+    """Return the home's key. A dry run does not create a missing one: its markers are never stored."""
+    path = home.root / "redaction.key"
+    try:
+        if not path.exists():
+            if is_dry_run:
+                return secrets.token_bytes(_KEY_BYTES)
+            durable_files.make_dir(home.root)
+            with locked(home.root):
+                if not path.exists():
+                    _before_write()
+                    durable_files.write_atomic(path, secrets.token_bytes(_KEY_BYTES))
+                    _after_write()
+        key = path.read_bytes()
+    except OSError as error:
+        problem = f"{path} cannot be read or written: {os.strerror(error.errno or 0)}"
+        raise Retryable(problem, kind="redaction_key_unusable") from error
+    if len(key) != _KEY_BYTES:
+        raise StateError(
+            f"{path} is damaged: it does not hold {_KEY_BYTES} bytes. Remove it; the next command creates a new key, "
+            "and later markers differ from the earlier ones",
+            kind="redaction_key_damaged",
+            repair=f"rm {shlex.quote(str(path))}",
+        )
+    return key
 
 
 def mask(value: str) -> str:

@@ -213,6 +213,11 @@ _PLACEHOLDER = re.compile(
 _WORDS = re.compile(rb"[A-Za-z_]+(?:[._-][A-Za-z_]+)*")
 _IDENTIFIER = re.compile(rb"[A-Za-z_][A-Za-z_]*(?:[0-9]{1,2})?(?:[._-][A-Za-z_]+[0-9]{0,2})*")
 _SPECIAL = re.compile(rb"[!@#$%^&*~?+]")
+# The more repetitions an automaton counts, the more states it needs.
+_MAX_REPEATS = 3
+_LOOK_AROUND = re.compile(r"\(\?<?[!=][^)]*\)")
+_REPEATS = re.compile(r"\{(\d+)(?:,\d*)?\}\+?")
+_POSSESSIVE = re.compile(r"(?<=[*+?])\+")
 
 
 def is_secret(value: bytes, kind: str = ASSIGNED, is_certain: bool = False, *, is_quoted: bool = False) -> bool:
@@ -242,3 +247,51 @@ def is_mixed(value: bytes) -> bool:
 
 def _count_digits(value: bytes) -> int:
     return sum(48 <= byte <= 57 for byte in value)
+
+
+def _build_hint() -> str:
+    """Return a prefilter that matches every text in which a rule finds a secret, and few others.
+
+    It is made for RE2, the automaton engine in Arrow, which checks millions of texts at once; only texts that match are
+    given to the rules. It is derived from the rules by loosening them: no look-around, no upper bounds, at most three
+    repetitions where a rule requires many. It may therefore match too often, but never too rarely.
+    """
+    password = f"(?i:{_alternatives(PASSWORD_NAMES)})"
+    name = f"(?:{password}|(?i:pass|{_alternatives(SECRET_NAMES)}|(?:{_alternatives(KEY_NAMES)})[_.-]*key)|_KEY)"
+    ending = "(?i:word|wd|phrase|code|pass|secret|token|key)"
+    blank = r"(?:\s|\\[nrt])"
+    sign = r"[\\\"'`\]]*[ \t]*[=:]"
+    return "|".join(
+        (
+            *dict.fromkeys(_loosen(rule.expression) for rule in TOKEN_RULES),
+            r"(?i:bearer)[ \t%\\]",
+            r"(?i:basic)(?:[ \t]|%20|\\+t)+[A-Za-z0-9+/]{4,}",
+            f"(?i:{_alternatives(SECRET_HEADERS)}){sign}",
+            r"\dQ~",
+            "-----BEGIN ",
+            r"://[^\s/@:\"'<>\\?#]*(?::[^\s\"'<>\\]+)?@",
+            f"{name}{sign}",
+            f"(?:<|[\\s\"'`]--?|(?i:name|key)[\\\\\"' \\t]*[:=][\\\\\"' \\t]*)"
+            f"[A-Za-z0-9_.:-]*{ending}(?:[\\\\\"'`>]|\\s)",
+            f"{ending}</key>",
+            f"{password}(?:[ \\t]+(?i:is|was)[ \\t:]|[ \\t(]+[\\\\\"'`])",
+            f"login{blank}+[^\\s\\\\]+{blank}+(?i:password){blank}",
+            r"(?i:sig|signature)=[A-Za-z0-9%+/_~.=-]{4,}",
+            r"(?i:identified)[ \t]+(?i:with|by)[ \t]",
+            r"[\s\"'`]-(?:[pPuUaw]|-user|-proxy-user)[\s=\"'`\\,]",
+            r"(?:mysql|mariadb|7z).*[\s\"'`]-p",
+        )
+    )
+
+
+def _loosen(expression: str) -> str:
+    expression = _LOOK_AROUND.sub("", expression)
+    expression = _REPEATS.sub(lambda count: f"{{{min(int(count[1]), _MAX_REPEATS)},}}", expression)
+    return _POSSESSIVE.sub("", expression)
+
+
+def _alternatives(words: tuple[bytes, ...]) -> str:
+    return "|".join(word.decode() for word in words)
+
+
+SECRET_HINT = _build_hint()

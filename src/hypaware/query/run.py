@@ -1,7 +1,9 @@
 """The engine job `query`: refresh, check, read, render.
 
 Arguments: `sql`; `format` (one of `formats.FORMATS`); `max_rows` (None for all); `refresh` (never, auto, always);
-`width` and `color` of the terminal. The rendered bytes are streamed; the result is `{rows, truncated, seconds}`.
+`width` and `color` of the terminal; `only` (a dataset: no other can be queried) and `without_sessions` (ids of sessions
+whose rows the query does not see), for callers that must not read everything. The rendered bytes are streamed; the
+result is `{rows, truncated, seconds}`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def run_query(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     with telemetry.span("query.execute_sql", component="query", format=format_) as span:
         spark = context.spark
         refresh_view(context, args.get("refresh", "auto"))
-        session_views, known = views.get_views(spark), datasets.list_names()
+        session_views = views.get_views(spark, args.get("without_sessions") or ())
+        known = (args["only"],) if args.get("only") else datasets.list_names()
         with errors.translate_errors(), cancel_with(context, spark.sparkContext), session_views.active():
             statement = guard.parse_statement(session_views.session, sql, known)
             health.check_tables(context.home, statement.datasets)

@@ -1,14 +1,14 @@
 """Find the clients on this machine and estimate how much of their history is not imported yet.
 
 The estimate uses names, sizes and times of files and the checkpoints of earlier imports. It needs no engine and leaves
-no trace; of the transcripts, it reads only the beginnings of the oldest few, for the first day. A dry run counts
+no trace; of the transcripts, it reads only the beginnings, for the sessions and the first day. A dry run counts
 exactly.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from hypaware import plugins
 from hypaware.backfill import survey
 from hypaware.backfill.report import redirect_stdout
 from hypaware.backfill.survey import DueSource, read_import_state
-from hypaware.clients.client import Client, Provider
+from hypaware.clients.client import Client, Provider, SessionProvider
 from hypaware.clients.reader import TimeWindow
 from hypaware.errors import HypError
 from hypaware.home import Home
@@ -44,6 +44,8 @@ class PendingSource:
     path: Path
     size: int
     last_written: datetime
+    session: str
+    """The id of its session, or its path if its first bytes do not show it."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class FoundClient:
         days = [day for day in (self.first_day, since.date().isoformat() if since else None) if day]
         last = max(each.last_written for each in within).date().isoformat()
         size = sum(each.size for each in within)
-        sessions = count_sessions(each.path for each in within)
+        sessions = len({each.session for each in within})
         return HistoryEstimate(sessions, size, min(max(days, default=last), last), last)
 
 
@@ -79,12 +81,6 @@ def find_clients(home: Home, variables: Mapping[str, str], now: datetime) -> lis
     environment = {**variables, "HYP_HOME": str(home.root)}
     with redirect_stdout():
         return [_examine_client(home, each, environment, now) for each in plugins.load_plugins(plugins.CLIENTS, Client)]
-
-
-def count_sessions(paths: Iterable[Path]) -> int:
-    """Count session files. Those of subagents, in a folder named like their session's file, do not count."""
-    known = {str(path) for path in paths}
-    return sum(not any(f"{folder}{Path(path).suffix}" in known for folder in Path(path).parents) for path in known)
 
 
 def _examine_client(home: Home, client: Client, environment: Mapping[str, str], now: datetime) -> FoundClient:
@@ -108,12 +104,18 @@ def _examine_client(home: Home, client: Client, environment: Mapping[str, str], 
                 due, imported = found.due, found.unchanged
     except HypError as error:
         return FoundClient(client, installed, problem=error.message)
-    waiting = tuple(
-        PendingSource(each.snapshot.path, each.snapshot.size, _to_datetime(each.snapshot.mtime_ns)) for each in due
-    )
+    waiting = tuple(_examine_source(client.backfill, each) for each in due)
     installed = installed or bool(due or imported)
     first_day = _first_day(client.backfill, waiting)
     return FoundClient(client, installed, waiting, imported, first_day, was_imported=was_imported)
+
+
+def _examine_source(provider: Provider, due: DueSource) -> PendingSource:
+    path, session = due.snapshot.path, None
+    if isinstance(provider, SessionProvider):
+        with suppress(Exception):
+            session = provider.session_of(path, _read_head(path))
+    return PendingSource(path, due.snapshot.size, _to_datetime(due.snapshot.mtime_ns), session or str(path))
 
 
 def _first_day(provider: Provider, waiting: Sequence[PendingSource]) -> str | None:
@@ -122,10 +124,15 @@ def _first_day(provider: Provider, waiting: Sequence[PendingSource]) -> str | No
     for source in nsmallest(_OLDEST_FILES, waiting, key=lambda each: each.last_written):
         time = None
         # If a plugin fails or the file is gone, the import will report it; an estimate can do without.
-        with suppress(Exception), open_regular_file(source.path) as file:
-            time = provider.first_time(file.read(_HEAD_BYTES))
+        with suppress(Exception):
+            time = provider.first_time(_read_head(source.path))
         found.append((time or source.last_written.isoformat())[:10])
     return min(filter(None, found), default=None)
+
+
+def _read_head(path: Path) -> bytes:
+    with open_regular_file(path) as file:
+        return file.read(_HEAD_BYTES)
 
 
 def _to_datetime(nanoseconds: int) -> datetime:

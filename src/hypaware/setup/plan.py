@@ -41,7 +41,8 @@ class SetupChoices:
     imports: bool = True
     """Whether the user allows the import of history."""
     daemon: bool = True
-    attach: bool = True
+    attach: bool = False
+    """Whether clients are sent through the gateway. A client that is attached stays attached."""
     force: bool = False
     """Whether existing settings of the config may be changed."""
     interactive: bool = False
@@ -103,7 +104,7 @@ class SetupPlan:
     variables: Mapping[str, str]
     """The user's environment, including HOME."""
     now: datetime
-    """The start time. The import ends here; later messages are recorded live."""
+    """The start time. The import ends here; later messages are recorded by the daemon."""
 
     def settings(self, clients: Sequence[str]) -> list[ClientSettings]:
         """Return the settings of those clients that can be attached."""

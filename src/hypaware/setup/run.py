@@ -6,13 +6,15 @@ repeated: it keeps existing parts and adds missing ones. With `dry_run`, a step 
 process, without an engine and without a trace on disk.
 
 The import is bounded by the retention and by the start time of the setup, so that it never overlaps with live
-recording. If one client fails, the others are still imported. Clients are attached once the gateway answers.
+recording. If one client fails, the others are still imported. The daemon follows the transcripts of the chosen clients.
+Clients are attached only if the user asked for it, once the gateway answers; an attached client stays attached.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -22,7 +24,7 @@ from hypaware.backfill import dry_run as backfill_dry_run
 from hypaware.backfill.providers import load_providers
 from hypaware.backfill.report import find_failure
 from hypaware.backfill.request import ImportRequest, parse_request
-from hypaware.clients.attach import AttachResult, ClientSettings, attach_client
+from hypaware.clients.attach import AttachResult, ClientSettings, attach_client, read_record
 from hypaware.config import Config
 from hypaware.daemon import lifecycle
 from hypaware.engine import client, jars, jvm
@@ -96,18 +98,20 @@ def run_setup(plan: SetupPlan, listener: SetupListener, *, dry_run: bool = False
         daemon = runner.attempt(
             "daemon", lambda: start_daemon(plan, merged.clients, dry_run=dry_run), later=("hyp daemon start",)
         )
-        skip_reason = "the daemon is not running" if daemon.error else None if plan.choices.attach else "declined"
-    if skip_reason is None:
-        for step in attach_clients(plan, merged, dry_run=dry_run):
-            runner.add(step)
-    else:
-        for each in plan.settings(merged.clients):
-            message, command = f"{each.name}: {skip_reason}", f"hyp client attach {each.name}"
+        skip_reason = "the daemon is not running" if daemon.error else None
+    wanted = clients_to_attach(plan, merged.clients)
+    for each in plan.settings(merged.clients):
+        reason = skip_reason if each in wanted else "not asked for; its settings stay as they are"
+        if reason is not None:
+            message, command = f"{each.name}: {reason}", f"hyp client attach {each.name}"
             runner.add(SetupStep("attach", "skipped", message, (command,), facts={"client": each.name}))
+    if skip_reason is None:
+        for step in attach_clients(plan, wanted, merged.config.gateway.listen, dry_run=dry_run):
+            runner.add(step)
     overview = None
     if not (dry_run or engine.error):
         try:
-            overview = read_overview(plan, merged.config, listener)
+            overview = read_overview(plan.home, listener)
         except Cancelled:
             raise
         except HypError as error:
@@ -264,37 +268,46 @@ def _import_span(
 
 
 def start_daemon(plan: SetupPlan, clients: Sequence[str], *, dry_run: bool) -> SetupStep:
-    """Start the daemon, if it is not running. If clients are to be attached, install it where that is possible.
+    """Start the daemon, if it is not running. If it has clients to follow, install it where that is possible.
 
-    After a reboot, an attached client works only if something has opened the gateway's address again.
+    After a reboot nothing is followed without it, and an attached client cannot reach its provider.
     """
     home, notes = plan.home, tuple[str, ...]()
     is_installed = lifecycle.find_installed_service(home) is not None
     before = daemon_process.running_daemon(home)
-    if not is_installed and plan.choices.attach and plan.settings(clients):
+    follows = f"; follows {', '.join(clients)}" if clients else ""
+    if not is_installed and clients:
         if (reason := lifecycle.find_supervisor(home).unavailable_reason()) is None:
             if dry_run:
-                return SetupStep("daemon", "would", "would be started now and with every login")
+                return SetupStep("daemon", "would", f"would be started now and with every login{follows}")
             try:
                 pid = lifecycle.install_service(home)
-                message = f"running as process {pid}, and starts with every login"
+                message = f"running as process {pid}, and starts with every login{follows}"
                 hints = tuple(lifecycle.service_hints(home))
                 return SetupStep("daemon", "done", message, notes=hints, facts={"pid": pid, "installed": True})
             except (HypError, OSError) as error:
                 reason = summarize_error(error)
         notes = (f"it does not start with this machine: {reason}",)
     if before is None and dry_run:
-        return SetupStep("daemon", "would", "would be started", notes=notes)
+        return SetupStep("daemon", "would", f"would be started{follows}", notes=notes)
     pid = before if dry_run and before else lifecycle.start_daemon(home, lifecycle.PATIENT_SECONDS)
     facts = {"pid": pid, "installed": is_installed}
     if pid == before:
-        return SetupStep("daemon", "unchanged", f"already running as process {pid}", notes=notes, facts=facts)
-    return SetupStep("daemon", "done", f"running as process {pid}", notes=notes, facts=facts)
+        return SetupStep("daemon", "unchanged", f"already running as process {pid}{follows}", notes=notes, facts=facts)
+    return SetupStep("daemon", "done", f"running as process {pid}{follows}", notes=notes, facts=facts)
 
 
-def attach_clients(plan: SetupPlan, merged: MergedConfig, *, dry_run: bool) -> Iterator[SetupStep]:
+def clients_to_attach(plan: SetupPlan, clients: Sequence[str]) -> list[ClientSettings]:
+    """Return the clients that the user asked to attach, and those that are attached, which may need a repair."""
+    return [
+        each for each in plan.settings(clients) if plan.choices.attach or read_record(plan.home, each.name) is not None
+    ]
+
+
+def attach_clients(
+    plan: SetupPlan, settings: Sequence[ClientSettings], listen: str, *, dry_run: bool
+) -> Iterator[SetupStep]:
     """Attach each client and yield a step for it. A failure does not affect the other clients."""
-    settings, listen = plan.settings(merged.clients), merged.config.gateway.listen
     problem = _find_gateway_problem(plan, listen, dry_run) if settings else None
     for each in settings:
         later = (f"hyp client attach {each.name}",)
@@ -350,11 +363,16 @@ def _client_step(
     return SetupStep("attach", status, message, tuple(commands), facts={"client": settings.name}, error=error)
 
 
-def read_overview(plan: SetupPlan, config: Config, listener: SetupListener) -> dict[str, Any] | None:
-    """Return the overview, or None without starting an engine if nothing is recorded."""
-    from hypaware.query.overview import has_no_rows
+def read_overview(home: Home, listener: SetupListener) -> dict[str, Any] | None:
+    """Bring the index up to date, however long that takes, and return the overview; None if nothing is recorded."""
+    from hypaware.index.filters import make_filters
+    from hypaware.index.overview import summarize_overview
+    from hypaware.index.prices import load_prices
+    from hypaware.index.refresh import refresh_index
+    from hypaware.index.store import open_index
 
-    if has_no_rows(plan.home):
-        return None
-    listener.progress("reading the overview")
-    return client.run_job(plan.home, config, "overview", {"since": None, "refresh": "auto"}, listener.event)
+    with suppress(BlockingIOError):  # another process does the same, and the overview shows what it has done
+        refresh_index(home, on_progress=lambda done, rows: listener.progress(f"indexing: {done:,} of {rows:,} rows"))
+    with open_index(home) as index:
+        found = summarize_overview(index, make_filters(), load_prices(home))
+    return found if found["totals"]["parts"] else None

@@ -27,17 +27,31 @@ class SpoolContents:
     oldest_at: float | None
 
 
-def read_spooled_rows(home: Home, dataset: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """Yield the rows that a flush would commit: whole lines of sealed and active segments."""
+def read_spooled_rows(
+    home: Home,
+    dataset: str,
+    columns: Sequence[str] | None = None,
+    *,
+    unreadable: dict[Path, OSError] | None = None,
+) -> Iterator[Row]:
+    """Yield the rows that a flush would commit: whole lines of sealed and active segments.
+
+    A segment that cannot be read is added to `unreadable`, and the others are read. Without it, the error is raised.
+    """
     definition = datasets.get(dataset)
     for path, sealed in _list_files(home, dataset):
-        with _open_moved(path) as file:
-            for ordinal, line in enumerate(file):
-                if not sealed and not line.endswith(b"\n"):
-                    break  # the producer may be writing this line
-                with contextlib.suppress(RowRejected):
-                    row = segments.decode_line(definition, line, ordinal)
-                    yield row if columns is None else {name: row.get(name) for name in columns}
+        try:
+            with _open_moved(path) as file:
+                for ordinal, line in enumerate(file):
+                    if not sealed and not line.endswith(b"\n"):
+                        break  # the producer may be writing this line
+                    with contextlib.suppress(RowRejected):
+                        row = segments.decode_line(definition, line, ordinal)
+                        yield row if columns is None else {name: row.get(name) for name in columns}
+        except OSError as error:
+            if unreadable is None:
+                raise
+            unreadable[path] = error
 
 
 def summarize_spool(home: Home, dataset: str, *, skip_deferred: bool = False) -> SpoolContents:

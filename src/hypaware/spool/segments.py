@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from hypaware.home.locks import is_file_at, lock_fd
 from hypaware.model import canonical
 from hypaware.model.datasets import Dataset, Row, RowRejected, coerce_row
 
+_FOLDERS = ("active", "sealed", "rejected", "incoming")
 SUFFIX = ".jsonl"
 NEW_PREFIX = ".new-"
 _DEFERRABLE_SUFFIX = "-waits"
@@ -49,6 +51,21 @@ _before_rename = faults.crash_point(
     "spool.repair.before-rename", "an orphan is truncated to its last whole line and durable"
 )
 _after_rename = faults.crash_point("spool.repair.after-rename", "a repaired orphan is sealed")
+
+
+class SegmentUnreadable(Retryable):
+    """Segments cannot be read or sealed. Their rows stay where they are; all other segments are not affected."""
+
+    kind = "segment_unreadable"
+
+    def __init__(self, dataset: str, problems: Mapping[Path, OSError]) -> None:
+        path, error = next(iter(problems.items()))
+        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+        super().__init__(
+            f"{dataset}: could not read or seal {path}{more}: {error.strerror or error}; its rows stay in the spool",
+            repair=f"ls -l {shlex.quote(str(path))}",
+        )
+        self.problems = dict(problems)
 
 
 @dataclass(frozen=True)
@@ -85,7 +102,10 @@ def spool_folder(home: Home, dataset: str) -> SpoolFolder:
 
 
 def list_spooled_datasets(home: Home) -> list[str]:
-    return sorted(path.name for path in home.spool.iterdir() if path.is_dir()) if home.spool.is_dir() else []
+    """Return the datasets that have a spool. Other folders do not count: the original also uses `~/.hyp/spool`."""
+    if not home.spool.is_dir():
+        return []
+    return sorted(path.name for path in home.spool.iterdir() if any((path / name).is_dir() for name in _FOLDERS))
 
 
 @dataclass(frozen=True)
@@ -98,10 +118,10 @@ class Segment:
     rows: int
     bytes: int
 
-    def is_deferred(self, now: float) -> bool:
+    def is_deferred(self, now: float, seconds: float = DEFERRAL_SECONDS) -> bool:
         """Tell whether a background flush skips this segment. A clock that was set back ends the deferral."""
         created = self.name.partition("-")[0]
-        return is_deferrable(self.name) and created.isdecimal() and 0 <= now - int(created) / 1000 < DEFERRAL_SECONDS
+        return is_deferrable(self.name) and created.isdecimal() and 0 <= now - int(created) / 1000 < seconds
 
 
 def is_deferrable(name: str) -> bool:
@@ -140,6 +160,8 @@ def list_sealed_segments(spool: SpoolFolder) -> list[Segment]:
             counted = int(rows) if rows.isdecimal() else count_lines(path)
         except FileNotFoundError:
             continue
+        except OSError:
+            counted = 0  # whoever reads it reports it
         found.append(Segment(spool.dataset, name, path, counted, size))
     return found
 
@@ -204,31 +226,40 @@ class RepairedSegment:
 def wait_until_sealed(folder: SpoolFolder, seconds: float) -> list[Path]:
     """Wait until producers seal the files that are active now, which they soon do. Repair orphans.
 
-    Return the files that a live but stuck process still holds.
+    Return the files that a live but stuck process still holds. Raise SegmentUnreadable after the wait if there are
+    orphans that cannot be sealed.
     """
     unsealed = set(list_active_files(folder))
     deadline = time.monotonic() + seconds
+    failure: SegmentUnreadable | None = None
     while unsealed:
-        repair_orphans(folder)
+        try:
+            repair_orphans(folder)
+        except SegmentUnreadable as error:
+            failure = error
+            unsealed -= error.problems.keys()
         unsealed &= set(list_active_files(folder))
         unsealed = {path for path in unsealed if file_size(path) > 0}
         if not unsealed or time.monotonic() >= deadline:
             break
         time.sleep(_POLL_SECONDS)
+    if failure is not None:
+        raise failure
     return sorted(unsealed)
 
 
 def repair_orphans(folder: SpoolFolder) -> list[RepairedSegment]:
-    """Seal every active file that is not locked."""
+    """Seal every active file that is not locked. Raise SegmentUnreadable at the end if some could not be sealed."""
     _remove_unborn(folder)
     repaired = []
+    problems: dict[Path, OSError] = {}
     for path in list_active_files(folder):
         try:
             repaired.append(_repair_orphan(folder, path))
         except OSError as error:
-            raise Retryable(
-                f"could not seal {path}, which a stopped process has left: {error}", kind="spool_repair_failed"
-            ) from error
+            problems[path] = error
+    if problems:
+        raise SegmentUnreadable(folder.dataset, problems)
     return [each for each in repaired if each is not None]
 
 

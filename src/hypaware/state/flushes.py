@@ -62,6 +62,22 @@ class FlushOutcome:
 
 
 @dataclass(frozen=True)
+class SourcePin:
+    """What was about to be recorded from a source: its bytes up to `size`, read with these settings.
+
+    The daemon stores it before it appends the rows to the spool. If it dies before the next checkpoint, the next read
+    makes the same rows again, whatever was written to the source in between; otherwise a response that was cut in
+    different places could count its tokens twice.
+    """
+
+    size: int
+    mtime_ns: int
+    quiet: bool
+    released: tuple[str, ...] = ()
+    """Unfinished messages that were not held back any longer."""
+
+
+@dataclass(frozen=True)
 class SourceCheckpoint:
     """How far a source file has been imported."""
 
@@ -85,6 +101,8 @@ class SourceCheckpoint:
     """The time window that excludes all of them."""
     ignored: tuple[tuple[str | None, str | None], ...] = ()
     """(folder, session) of lines that a privacy rule excluded. They are imported when the rule is removed."""
+    pin: SourcePin | None = None
+    """The next part, if it may already be in the spool."""
 
 
 _COLUMNS = ", ".join(field.name for field in fields(SourceCheckpoint))
@@ -361,6 +379,27 @@ def discard_checkpoints(connection: Connection, flush_id: str) -> None:
     connection.execute("DELETE FROM pending_sources WHERE flush_id = ?", (flush_id,))
 
 
+def load_checkpoint(connection: Connection, provider: str, dataset: str, path: str) -> SourceCheckpoint | None:
+    where = "provider = ? AND dataset = ? AND path = ?"
+    row = connection.row(f"SELECT * FROM sources WHERE {where}", (provider, dataset, path))
+    return checkpoint_from_row(row) if row else None
+
+
+def has_pending_checkpoint(connection: Connection, provider: str, dataset: str, path: str) -> bool:
+    """Return whether an interrupted import may still replace the checkpoint of the source."""
+    where = "provider = ? AND dataset = ? AND path = ?"
+    return connection.value(f"SELECT 1 FROM pending_sources WHERE {where}", (provider, dataset, path)) is not None
+
+
+def store_checkpoint(connection: Connection, checkpoint: SourceCheckpoint) -> None:
+    """Store a checkpoint whose rows are in the spool. The caller holds the lock on the sources."""
+    connection.execute(
+        "DELETE FROM sources WHERE provider = ? AND dataset = ? AND path = ?",
+        (checkpoint.provider, checkpoint.dataset, checkpoint.path),
+    )
+    connection.insert("sources", checkpoint_to_row(checkpoint))
+
+
 def list_checkpoints(connection: Connection, dataset: str) -> list[SourceCheckpoint]:
     """Return the checkpoints of all providers."""
     return list(map(checkpoint_from_row, connection.rows("SELECT * FROM sources WHERE dataset = ?", (dataset,))))
@@ -375,9 +414,13 @@ def checkpoint_from_row(row: Mapping[str, Any]) -> SourceCheckpoint:
     lists = {"held": tuple(orjson.loads(row["held"])), "left_out": tuple(map(tuple, orjson.loads(row["left_out"])))}
     # A state that was not opened since the migration does not have this column yet.
     ignored = tuple(map(tuple, orjson.loads(row.get("ignored", b"[]"))))
-    return SourceCheckpoint(**{**row, **lists, "quiet": bool(row["quiet"]), "ignored": ignored})
+    pin = orjson.loads(row["pin"]) if row.get("pin") else None
+    if pin is not None:
+        pin = SourcePin(**{**pin, "released": tuple(pin["released"])})
+    return SourceCheckpoint(**{**row, **lists, "quiet": bool(row["quiet"]), "ignored": ignored, "pin": pin})
 
 
 def checkpoint_to_row(checkpoint: SourceCheckpoint) -> dict[str, object]:
     lists = {name: orjson.dumps(getattr(checkpoint, name)).decode() for name in ("held", "left_out", "ignored")}
-    return {**asdict(checkpoint), **lists, "quiet": int(checkpoint.quiet)}
+    pin = orjson.dumps(asdict(checkpoint.pin)).decode() if checkpoint.pin else None
+    return {**asdict(checkpoint), **lists, "quiet": int(checkpoint.quiet), "pin": pin}

@@ -126,6 +126,18 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
                 watermark, (SELECT next_seq - 1 FROM allocator WHERE name = 'seq'), 0)""",
         ),
     ),
+    (
+        "0009_pins",
+        ("ALTER TABLE sources ADD COLUMN pin TEXT", "ALTER TABLE pending_sources ADD COLUMN pin TEXT"),
+    ),
+    (
+        "0010_titles",
+        (
+            """CREATE TABLE titles (
+                client TEXT NOT NULL, session_id TEXT NOT NULL, kind TEXT NOT NULL, title TEXT NOT NULL,
+                at TEXT NOT NULL, PRIMARY KEY (client, session_id, kind))""",
+        ),
+    ),
 )
 
 

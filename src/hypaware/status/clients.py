@@ -1,18 +1,19 @@
-"""The clients: installed, enabled, attached, seen, and why a client is not recorded."""
+"""The clients: installed, enabled, attached, seen, and why one is not recorded; and the JavaScript original."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hypaware import plugins, text
-from hypaware.clients import attach
+from hypaware.clients import attach, original_install
 from hypaware.clients.attach import ClientSettings
 from hypaware.clients.client import Client
 from hypaware.config import ClientConfig
 from hypaware.gateway import attach_status
+from hypaware.gateway.handover import find_free_address
 from hypaware.status.diagnostics import Diagnostic, PartStatus, StatusInput, call_with_timeout, error, info, warning
 from hypaware.text import summarize_error
 
@@ -31,6 +32,8 @@ class ClientStatus:
     was_attached: bool = False
     """Whether an attach record exists, whatever the client's settings say now."""
     attached: attach_status.AttachStatus | None = None
+    follow: Mapping[str, Any] | None = None
+    """What the daemon says of its transcripts; None if it does not follow them."""
     error: str | None = None
 
     @property
@@ -52,6 +55,7 @@ class ClientStatus:
             "installed": self.installed,
             "program": self.program,
             "enabled": self.enabled,
+            "follow": dict(self.follow) if self.follow else None,
             "problem": self.error or facts.get("problem"),
         }
 
@@ -78,11 +82,55 @@ def _client_status(inputs: StatusInput, settings: ClientSettings) -> ClientStatu
         chosen=configured is not None,
         was_attached=attach.read_record(inputs.home, settings.name) is not None,
         attached=attached,
+        follow=_follow_status(inputs, settings.name),
         error=problem,
     )
 
 
+def inspect_original(inputs: StatusInput) -> PartStatus[None]:
+    """Report an installation of the JavaScript original, each part of it with the command that replaces it."""
+    known = [each.settings for each in plugins.load_plugins(plugins.CLIENTS, Client) if each.settings]
+    paths = {each.name: each.path(inputs.environment) for each in known if each.name in original_install.CLIENTS}
+    found = original_install.find_original(inputs.home.root, inputs.environment, paths)
+    findings = original_install.list_findings(
+        found,
+        inputs.environment,
+        is_imported=any(each["provider"] == original_install.IMPORT_PROVIDER for each in inputs.state.history),
+        listen=inputs.config.gateway.listen,
+        find_free_address=find_free_address,
+    )
+    return PartStatus(
+        None, tuple((warning if each.urgent else info)(each.kind, each.message, each.repair) for each in findings)
+    )
+
+
+def _follow_status(inputs: StatusInput, client: str) -> Mapping[str, Any] | None:
+    clients = inputs.daemon_part("follow").get("clients") if inputs.is_daemon_running else None
+    found = clients.get(client) if isinstance(clients, Mapping) else None
+    return found if isinstance(found, Mapping) else None
+
+
+def follow_diagnostics(inputs: StatusInput, client: ClientStatus) -> Iterator[Diagnostic]:
+    """Yield why the transcripts of a client are not recorded as they grow, or not as usual."""
+    name, follow = client.name, client.follow
+    if follow is None:
+        error_message = inputs.daemon_part("follow").get("error")
+        if inputs.is_daemon_running and client.enabled and client.chosen and error_message:
+            yield warning("follow_failing", f"{name}: its transcripts are not followed: {error_message}", "hyp doctor")
+        return
+    if follow.get("state") == "failing":
+        message = f"{name}: its transcripts cannot be recorded: {follow.get('error')}"
+        yield warning("follow_failing", f"{message}; they are tried again, and imported later", "hyp doctor")
+    elif follow.get("state") == "folder_missing" and client.installed:
+        folders = ", ".join(map(str, follow.get("folders") or ()))
+        yield info("follow_folder_missing", f"{name}: it has written no transcript yet ({folders} does not exist)")
+    elif follow.get("polling_reason"):
+        message = f"{name}: its transcripts are looked at every second or two: {follow['polling_reason']}"
+        yield info("follow_polling", message)
+
+
 def client_diagnostics(inputs: StatusInput, client: ClientStatus) -> Iterator[Diagnostic]:
+    yield from follow_diagnostics(inputs, client)
     name, attachment = client.name, client.attached
     attach, enable = f"hyp client attach {name}", f"hyp config set clients.{name}.enabled true"
     if client.error:
@@ -110,9 +158,10 @@ def client_diagnostics(inputs: StatusInput, client: ClientStatus) -> Iterator[Di
         since = f" since it was attached {text.format_ago(at, inputs.now)}" if at else ""
         message = f"{name}: no request was seen{since}; sessions that were already running do not use the gateway"
         yield info("client_unseen", f"{message}, so start a new one")
-    elif attachment.state == "detached" and client.installed and client.enabled:
-        yield info("client_not_attached", f"{name} is not attached: {_UNRECORDED}, only imported later", attach)
-    elif attachment.state == "detached" and client.installed and client.chosen:
-        yield info("client_off", f"{name} is not recorded because the config disables it", enable, attach)
-    elif attachment.state == "detached" and client.enabled and client.chosen:
+    elif attachment.state == "detached" and client.installed and client.enabled and not client.chosen:
+        message = f"{name} is installed but not recorded, because the config does not name it"
+        yield info("client_not_chosen", message, enable)
+    elif attachment.state == "detached" and client.installed and not client.enabled:
+        yield info("client_off", f"{name} is not recorded because the config disables it", enable)
+    elif attachment.state == "detached" and not client.installed and client.enabled and client.chosen:
         yield info("client_not_installed", f"{name} is enabled in the config but not installed")

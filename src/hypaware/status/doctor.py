@@ -32,7 +32,7 @@ from hypaware.errors import HypError, NotReady
 from hypaware.export import sink_registry
 from hypaware.gateway.handover import bind_problem, find_free_address
 from hypaware.home import Home, locks
-from hypaware.status import clients, doctor_home, processes, snapshot
+from hypaware.status import clients, doctor_home, processes, session_expiry, snapshot
 from hypaware.status.clients import ClientStatus
 from hypaware.status.diagnostics import CheckResult, StatusInput, check_failed, check_ok, check_warning
 from hypaware.text import summarize_error
@@ -173,7 +173,13 @@ def check_clients(inputs: StatusInput) -> Iterator[CheckResult]:
         for note in notes:
             yield check_warning(name, f"{version}; {note}")
         if not problems and not notes:
-            yield check_ok(name, f"{version}; {'attached' if client.is_attached else 'not attached'}")
+            yield check_ok(name, f"{version}; {_recorded_how(client)}")
+
+
+def _recorded_how(client: ClientStatus) -> str:
+    if client.is_attached:
+        return "attached"
+    return "followed, not attached" if client.follow else "not attached"
 
 
 def _client_version(client: ClientStatus) -> tuple[str, str | None]:
@@ -259,6 +265,18 @@ def _check_port(name: str, url: SplitResult) -> CheckResult:
     return check_ok(name, f"{host}:{port} can be reached")
 
 
+def check_history(inputs: StatusInput) -> Iterator[CheckResult]:
+    """Check that what the clients are about to delete is recorded."""
+    for each in session_expiry.list_expiring(inputs.home, inputs.config, inputs.environment, inputs.now):
+        name = f"history:{each.client}"
+        kept = f"kept for {text.format_count(each.rule.days, 'day')}, {each.rule.setting}" if each.rule else "kept"
+        detail = session_expiry.describe_history(each.as_json(), each.client) or "nothing is about to be deleted"
+        problems = list(session_expiry.expiry_diagnostics(each))
+        yield from (check_warning(name, problem.message, *problem.repair) for problem in problems)
+        if not problems:
+            yield check_ok(name, f"{detail} ({kept})")
+
+
 CheckFunction = Callable[[StatusInput], Iterator[CheckResult]]
 CHECKS: tuple[tuple[str, CheckFunction], ...] = (
     ("python", check_python),
@@ -280,5 +298,6 @@ CHECKS: tuple[tuple[str, CheckFunction], ...] = (
     ("engine", check_engine),
     ("gateway", check_gateway),
     ("clients", check_clients),
+    ("history", check_history),
     ("sinks", check_sinks),
 )

@@ -17,6 +17,7 @@ from hypaware.config.validation import find_risks
 from hypaware.errors import ConfigError
 from hypaware.home import Home, durable_files
 from hypaware.home.identity import HomeLocation
+from hypaware.spool import segments
 from hypaware.state import mirror
 from hypaware.state.snapshot import StateSnapshot
 from hypaware.state.store import suspect_marker
@@ -56,7 +57,9 @@ def _home_diagnostics(home: Home, state: StateSnapshot, location: HomeLocation |
     elif home.backup_note.is_file():
         restore = f"HYP_HOME=<a new folder> hyp restore {shlex.quote(str(home.root))}"
         yield error("home_is_backup", f"{home.root} is a backup and cannot be used as a home", restore)
-    elif not any(path.exists() for path in (home.config, home.state, home.mirror, home.spool, home.catalog)):
+    elif not any(path.exists() for path in (home.config, home.state, home.mirror, home.catalog)) and not (
+        segments.list_spooled_datasets(home)
+    ):
         yield warning("not_set_up", f"{home.root} is not set up, so nothing is recorded", "hyp setup")
     else:
         yield from _state_diagnostics(home, state)

@@ -18,9 +18,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hypaware.clients import original_install
 from hypaware.home import Home, cache_dir
 from hypaware.state.snapshot import read_snapshot
-from hypaware.status import clients, home_health, processes, sinks, storage
+from hypaware.status import clients, home_health, processes, session_expiry, sinks, storage
 from hypaware.status.clients import ClientStatus
 from hypaware.status.diagnostics import SEVERITIES, Diagnostic, PartStatus, StatusInput, error, warning
 from hypaware.status.home_health import ConfigStatus
@@ -99,6 +100,8 @@ def collect_snapshot(
     spooled = collector.run("the spool", lambda: storage.inspect_spool(inputs), SpoolStatus())
     tables = collector.run("the lake", lambda: storage.inspect_lake(inputs), LakeStatus())
     known_clients = collector.run("the clients", lambda: clients.inspect_clients(inputs), list[ClientStatus]())
+    collector.run("the original installation", lambda: clients.inspect_original(inputs), None)
+    history = collector.run("the clients' history", lambda: session_expiry.inspect_history(inputs), Facts())
     attached = [each.name for each in known_clients if each.is_attached]
     live = collector.run("the gateway", lambda: processes.inspect_gateway(inputs, bool(attached)), _NO_GATEWAY)
     private = collector.run("privacy", lambda: storage.inspect_privacy(inputs), Facts())
@@ -124,7 +127,7 @@ def collect_snapshot(
         engine=collector.run(
             "the engine", lambda: processes.inspect_engine(home, inputs.cache, inputs.environment), unknown
         ),
-        clients=[each.as_json() for each in known_clients],
+        clients=[{**each.as_json(), "history": history.get(each.name)} for each in known_clients],
         sources=[{**live, **private}, *storage.list_history(inputs)],
         spool=asdict(spooled),
         lake=tables.sources,
@@ -138,13 +141,15 @@ def collect_snapshot(
 def _worst_first(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     """Sort by severity, and drop what follows from a more basic problem.
 
-    If the home is not a folder, that is the only diagnostic. If nothing is set up, only that and errors are shown.
+    If the home is not a folder, that is the only diagnostic. If nothing is set up, only that, errors, and what is there
+    of the JavaScript original are shown.
     """
     found = sorted(dict.fromkeys(diagnostics), key=lambda each: SEVERITIES.index(each.severity))
     if no_folder := [each for each in found if each.kind == "home_no_folder"]:
         return tuple(no_folder)
     if any(each.kind == "not_set_up" for each in found):
-        found = [each for each in found if each.severity == "error" or each.kind == "not_set_up"]
+        kept = ("not_set_up", *original_install.KINDS)
+        found = [each for each in found if each.severity == "error" or each.kind in kept]
     return tuple(found)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from hypaware import text
@@ -274,7 +275,7 @@ class SpoolStatus:
 
 def inspect_spool(inputs: StatusInput) -> PartStatus[SpoolStatus]:
     facts = count_spooled(inputs.home, inputs.state)
-    diagnostics = [*_flush_diagnostics(inputs, facts)]
+    diagnostics = [*_flush_diagnostics(inputs, facts), *_unreadable_segments(inputs.home)]
     rejected = 0
     for dataset in segments.list_spooled_datasets(inputs.home):
         folder = segments.spool_folder(inputs.home, dataset).rejected
@@ -314,8 +315,14 @@ def _spooled_rows(home: Home, state: StateSnapshot, dataset: str) -> dict[str, A
     folder = segments.spool_folder(home, dataset)
     active = {}
     for path in segments.list_active_files(folder):
-        with suppress(FileNotFoundError):  # it has been sealed in the meantime
-            active[path.stem] = (segments.count_lines(path), path.stat().st_size)
+        try:
+            size = path.stat().st_size
+            active[path.stem] = (0, size)
+            active[path.stem] = (segments.count_lines(path), size)
+        except FileNotFoundError:
+            active.pop(path.stem, None)  # it has been sealed in the meantime
+        except OSError:
+            continue  # its rows cannot be counted
     sealed = segments.list_sealed_segments(folder)
     committed: set[str] = set()
     if sealed and state.high_water:
@@ -334,6 +341,24 @@ def _spooled_rows(home: Home, state: StateSnapshot, dataset: str) -> dict[str, A
         "bytes": sum(size for _, size in spooled.values()),
         "oldest_at": oldest.isoformat(timespec="seconds").replace("+00:00", "Z") if oldest else None,
     }
+
+
+def _unreadable_segments(home: Home) -> Iterator[Diagnostic]:
+    """Yield the segments that cannot be opened. Damaged lines are found by the flush, which keeps them as rejects."""
+    for dataset in segments.list_spooled_datasets(home):
+        folder = segments.spool_folder(home, dataset)
+        problems: dict[Path, OSError] = {}
+        for path in segments.list_files(folder):
+            try:
+                with path.open("rb") as file:
+                    file.read(1)
+            except FileNotFoundError:
+                continue  # committed in the meantime
+            except OSError as problem:
+                problems[path] = problem
+        if problems:
+            failure = segments.SegmentUnreadable(dataset, problems)
+            yield warning(failure.kind, failure.message, *failure.repair)
 
 
 def _flush_diagnostics(inputs: StatusInput, facts: SpoolStatus) -> Iterator[Diagnostic]:

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hypaware.clients import original_install
 from hypaware.errors import HypError
 from hypaware.home.durable_files import open_regular_file
 from hypaware.model.datasets import SEQ, UNKNOWN_SOURCE, Dataset
@@ -35,7 +36,7 @@ _SPOOL = "_hypaware_spool"
 _RETIRED = ".retired"
 _TABLE = "table"
 _TABLE_PREFIXES = ("table", "epoch=")
-PROVIDER = "import-cache"
+PROVIDER = original_install.IMPORT_PROVIDER
 _FIELD_ID = b"PARQUET:field_id"
 
 

@@ -21,10 +21,10 @@ from hypaware.home.identity import Identity
 from hypaware.iceberg import metadata
 from hypaware.lake import prepare, tombstones
 from hypaware.lake.build import BuildResult
-from hypaware.lake.dedupe import ExistingKeys
-from hypaware.lake.row_keys import hash_row_key, unpack_keys
+from hypaware.lake.key_lookup import ExistingKeys
+from hypaware.lake.row_keys import unpack_keys
 from hypaware.model import datasets
-from hypaware.model.datasets import Dataset
+from hypaware.model.datasets import Dataset, hash_row_key
 from hypaware.state import mirror
 from hypaware.state.flushes import SourceCheckpoint
 from hypaware.takeover import table, watermarks

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hypaware.home.durable_files import open_regular_file
-from hypaware.lake.build import BuildResult, Reject
-from hypaware.model import canonical
+from hypaware.lake.build import BuildResult, BuildSettings, Reject, build_rows
+from hypaware.model import canonical, datasets
 from hypaware.model.columns import ColumnType, format_timestamp
 from hypaware.model.datasets import GATEWAY, INTERNAL, SEQ, Dataset, Row, RowRejected, coerce_row
 from hypaware.takeover.cache import CacheSpoolFile, SurveyedFile, hash_prefix
@@ -101,10 +102,6 @@ class TablePiece:
     def first_seq(self) -> int:
         return min(array("q", self.seqs), default=0)
 
-    @property
-    def blamed_segments(self) -> tuple[str, ...]:
-        return ()
-
     def rows(self, dataset: Dataset, built: BuildResult) -> Iterator[tuple[int, Row]]:
         converter = RowConverter(dataset, self.terms, built, PieceReport(self.mark), self.file.path)
         seqs = array("q", self.seqs)
@@ -135,10 +132,6 @@ class SpoolPiece:
     @property
     def size(self) -> int:
         return self.spool.size - self.spool.start
-
-    @property
-    def blamed_segments(self) -> tuple[str, ...]:
-        return ()
 
     def rows(self, dataset: Dataset, built: BuildResult) -> Iterator[tuple[int, Row]]:
         report = PieceReport(self.spool.name, consumed=self.spool.start)
@@ -196,6 +189,25 @@ def _envelope_rows(line: bytes, converter: RowConverter) -> Iterator[Mapping[str
 
 
 TakeoverPiece = TablePiece | SpoolPiece
+
+
+@dataclass(frozen=True)
+class TakeoverTask:
+    settings: BuildSettings
+    pieces: tuple[TakeoverPiece, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(piece.size for piece in self.pieces)
+
+    @property
+    def files(self) -> int:
+        return len(self.pieces)
+
+    def run(self) -> BuildResult:
+        dataset, built = datasets.get(self.settings.dataset), BuildResult()
+        rows = chain.from_iterable(piece.rows(dataset, built) for piece in self.pieces)
+        return build_rows(self.settings, self.pieces[0].first_seq, rows, built)
 
 
 def build_pieces(numbering: RowNumbering, after: int, terms: TakeoverTerms) -> list[TakeoverPiece]:

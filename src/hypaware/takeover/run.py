@@ -25,12 +25,13 @@ from hypaware.engine.jobs import JobContext
 from hypaware.export.stream_locks import lock_streams
 from hypaware.iceberg import metadata
 from hypaware.lake import commit, health
-from hypaware.lake.build import BuildTask
+from hypaware.lake.build import BuildSettings
 from hypaware.lake.locks import commit_lock
-from hypaware.lake.prepare import PreparedFlush, prepare_flush
-from hypaware.lake.table import LakeBackend, LakeTable, OpenTable
+from hypaware.lake.prepare import PreparedFlush, plan_build, prepare_flush
+from hypaware.lake.table import LakeBackend, OpenTable
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
+from hypaware.spool.segments import SegmentUnreadable
 from hypaware.state import flushes, streams
 from hypaware.state.flushes import Flush, SourceCheckpoint
 from hypaware.state.home_opener import OpenHome, open_home
@@ -39,7 +40,7 @@ from hypaware.takeover import watermarks
 from hypaware.takeover.cache import PROVIDER, CacheSurvey
 from hypaware.takeover.plan import DatasetPlan, TakeoverRequest, plan_takeover
 from hypaware.takeover.report import DatasetTakeoverReport, PieceReport, SourceTally, TakeoverReport
-from hypaware.takeover.rows import RowNumbering, TakeoverPiece, TakeoverTerms, build_pieces, number_rows
+from hypaware.takeover.rows import RowNumbering, TakeoverPiece, TakeoverTask, TakeoverTerms, build_pieces, number_rows
 from hypaware.takeover.table import CacheDamaged
 from hypaware.takeover.watermarks import StreamPosition
 
@@ -76,7 +77,10 @@ def _takeover_context(context: JobContext, opened: OpenHome) -> TakeoverContext:
 
     def flush(dataset: Dataset) -> None:
         if health.has_pending_rows(context.home, [dataset.name]):
-            jobs.flush_datasets(context, [dataset.name])
+            try:
+                jobs.flush_datasets(context, [dataset.name])
+            except SegmentUnreadable as error:
+                context.note(error.message)
 
     def lake(dataset: Dataset, survey: CacheSurvey) -> LakeBackend:
         def watch(done: int, files: int, rows: int) -> None:
@@ -170,7 +174,9 @@ def _import_dataset(
         flush = commit.reserve_import(target, numbering.size)
         with commit.discard_on_error(target, flush):
             pieces = build_pieces(numbering, flush.after, terms)
-            prepared = prepare_flush(target, flush, list(_build_tasks(name, pieces, flush, target.table)))
+            settings = plan_build(target, flush, target.table.gateway_id)
+            built = target.lake.run(list(_build_tasks(pieces, settings)))
+            prepared = prepare_flush(target, flush, settings, built)
             for report in prepared.reports:
                 if report.error is not None and not skip_unreadable:
                     raise CacheDamaged(report.error)
@@ -207,15 +213,14 @@ def _record_pending(
     return new_watermarks
 
 
-def _build_tasks(dataset: str, pieces: Sequence[TakeoverPiece], flush: Flush, table: LakeTable) -> Iterator[BuildTask]:
+def _build_tasks(pieces: Sequence[TakeoverPiece], settings: BuildSettings) -> Iterator[TakeoverTask]:
     """Group neighbouring pieces into tasks, so that each output file holds few days and a short range of sequences."""
-    field_ids, gateway_id = dict(table.field_ids), table.gateway_id
     batch: list[TakeoverPiece] = []
     for ordinal, piece in enumerate(pieces, 1):
         batch.append(piece)
         size = sum(each.size for each in batch)
         if size >= _TASK_BYTES or ordinal == len(pieces):
-            yield BuildTask(dataset, tuple(batch), flush.id, table.data_root, field_ids, size, gateway_id)
+            yield TakeoverTask(settings, tuple(batch))
             batch = []
 
 

@@ -29,9 +29,8 @@ from hypaware.export.sinks.blob import parse_location
 from hypaware.export.sinks.forward import normalise_url
 from hypaware.home import Home
 from hypaware.lake import read
-from hypaware.lake.row_keys import hash_key
 from hypaware.lake.table import OpenTable
-from hypaware.model.datasets import Dataset
+from hypaware.model.datasets import Dataset, hash_key
 from hypaware.state import flushes, streams
 from hypaware.state.store import Connection
 from hypaware.state.streams import HISTORY_LOST, StreamKey

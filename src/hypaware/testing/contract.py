@@ -24,7 +24,7 @@ from typing import Any
 
 from hypaware.config.schema import Config, PrivacyConfig, SinkConfig
 from hypaware.export import stream_destination
-from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
+from hypaware.export.delivery import DeliveryOptions, Driver, gather_all, replay_letter
 from hypaware.export.sink import SinkType
 from hypaware.export.status import SinkReport
 from hypaware.home import Home
@@ -70,7 +70,8 @@ class SinkHome:
 
     def deliver_to(self, sinks: list[str], options: DeliveryOptions) -> list[SinkReport]:
         with self.opened() as opened:
-            return asyncio.run(Driver(opened, self.config, self.lake, options).deliver(sinks))
+            driver = Driver(opened, self.config, self.lake, options)
+            return asyncio.run(gather_all(map(driver.deliver, sinks)))
 
     def replay_all(self) -> list[dict[str, Any]]:
         with self.opened() as opened:
@@ -356,9 +357,9 @@ class SinkContract:
             site.commit(40)
             with site.opened() as opened:
 
-                async def both() -> list[list[SinkReport]]:
+                async def both() -> list[SinkReport]:
                     drivers = [Driver(opened, site.config, site.lake, DeliveryOptions(20.0)) for _ in range(2)]
-                    return list(await asyncio.gather(*(driver.deliver([SINK]) for driver in drivers)))
+                    return await gather_all(driver.deliver(SINK) for driver in drivers)
 
                 asyncio.run(both())
             self.check(tmp_path, site)

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hypaware.home import durable_files
+from hypaware.lake.build import table_from_json_lines
 from hypaware.lake.read import RowPage
-from hypaware.lake.schema import file_schema, table_columns, table_from_json_lines
+from hypaware.lake.schema import file_schema, table_columns
 from hypaware.model import canonical, datasets
 from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, coerce_row
 from hypaware.model.row_counts import RowCounts
@@ -70,16 +71,13 @@ class SampleLake:
             gone = pc.is_in(kept.column("message_id"), value_set=pa.array(list(message_ids), pa.string()))
             self._write(path.stem, kept.filter(pc.invert(gone)))
 
-    async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> RowPage:
-        found = await self.between(dataset, source, after, until)
-        rows = min(most, self._page_rows)
+    def page(self, dataset: str, source: str, after: int, until: int, most: int | None = None) -> RowPage:
+        found = self._between(source, after, until)
+        rows = len(found) if most is None else min(most, self._page_rows)
         if len(found) <= rows:
             return RowPage(found, until, len(found))
         found = found.slice(0, rows)
         return RowPage(found, found.column(SEQ)[-1].as_py(), len(found))
-
-    async def between(self, dataset: str, source: str, after: int, last: int) -> pa.Table:
-        return self._between(source, after, last)
 
     def count(self, dataset: str, source: str, after: int, last: int) -> int:
         return len(self._between(source, after, last))

@@ -11,6 +11,7 @@ from hypaware.engine.session import EngineSession
 from hypaware.home import Home
 from hypaware.home.identity import new_identity
 from hypaware.lake import schema
+from hypaware.lake.spark_table import create_table
 from tests.support.query_runner import QueryRunner
 from tests.support.rows import MESSAGES
 
@@ -24,7 +25,7 @@ ROWS = 60
 def engine(engine_session: EngineSession, engine_home: Home) -> Iterator[EngineSession]:
     spark = engine_session.spark
     spark.sql(f"DROP TABLE IF EXISTS {schema.full_table_name(MESSAGES.name)} PURGE")
-    schema.create_table(spark, MESSAGES, new_identity(engine_home.root))
+    create_table(spark, MESSAGES, new_identity(engine_home.root))
     insert(spark, 0, ROWS)
     yield engine_session
     spark.sql(f"DROP TABLE IF EXISTS {schema.full_table_name(MESSAGES.name)} PURGE")

@@ -312,3 +312,26 @@ def test_queries_run_concurrently(spark: SparkSession) -> None:
 
 def scratch(spark: SparkSession) -> Path:
     return Path(spark._jvm.java.lang.System.getProperty("java.io.tmpdir"))
+
+
+def test_a_query_without_some_sessions_does_not_see_their_rows(runner: QueryRunner) -> None:
+    hidden = ["session-0", "session-3", 'it\'s \\ "hidden"']
+
+    seen = runner.values(f"SELECT DISTINCT session_id FROM {DATASET} ORDER BY 1", without_sessions=hidden)
+
+    assert seen == ["session-1", "session-2", "session-4", "session-5"]
+    assert runner.values(f"SELECT count(*) FROM {DATASET} WHERE session_id = 'session-0'", without_sessions=hidden) == [
+        0
+    ]
+    assert runner.values(f"SELECT count(*) FROM {DATASET}") == [ROWS]
+    # The name with the namespace is shared with other queries, which see all rows.
+    runner.values(f"SELECT count(*) FROM hypaware.{DATASET}")
+    with pytest.raises(HypError, match="while sessions are withheld") as refused:
+        runner.run(f"SELECT count(*) FROM hypaware.{DATASET}", without_sessions=hidden)
+    assert refused.value.kind == "query_refused"
+
+
+def test_a_query_over_one_dataset_knows_no_other(runner: QueryRunner) -> None:
+    assert runner.values(f"SELECT count(*) FROM {DATASET}", only=DATASET) == [ROWS]
+    with pytest.raises(HypError, match="unknown dataset ai_gateway_exchanges"):
+        runner.run("SELECT count(*) FROM ai_gateway_exchanges", only=DATASET)

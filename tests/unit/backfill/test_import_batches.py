@@ -13,12 +13,12 @@ from typing import Any
 import orjson
 import pytest
 
-from hypaware.backfill import tasks
+from hypaware.backfill import import_job
+from hypaware.backfill.source_rows import SourcePiece
 from hypaware.backfill.survey import read_import_state
-from hypaware.backfill.tasks import SourcePiece
 from hypaware.errors import LakeError
 from hypaware.home import Home
-from hypaware.lake import health, parquet
+from hypaware.lake import build, health
 from hypaware.lake.build import BuildFailure
 from hypaware.model.datasets import SEQ
 from tests.support import claude_files
@@ -212,8 +212,8 @@ def test_a_resumed_session_adds_no_duplicates(home: Home, projects: Path, enviro
 def test_sequences_rise_with_time_regardless_of_file_names(
     home: Home, projects: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "_TASK_BYTES", 1)
-    monkeypatch.setattr(tasks, "BATCH_BYTES", 5000)
+    monkeypatch.setattr(import_job, "_TASK_BYTES", 1)
+    monkeypatch.setattr(import_job, "BATCH_BYTES", 5000)
     for place, name in enumerate("cab"):
         started = claude_files.START.replace(day=1 + place)
         write(projects / f"{name}.jsonl", turns(name, 4, start=started))
@@ -243,7 +243,7 @@ def test_a_source_that_crashes_its_worker_does_not_stop_the_others(
     real = LightLake.run
 
     def dies_of_poison(self: LightLake, tasks: Any) -> Any:
-        poisoned = any(piece.snapshot.path.name == "poison.jsonl" for task in tasks for piece in task.pieces)
+        poisoned = any(source.snapshot.path.name == "poison.jsonl" for task in tasks for source in task.sources)
         return [BuildFailure("a Spark task died")] * len(tasks) if poisoned else real(self, tasks)
 
     monkeypatch.setattr(LightLake, "run", dies_of_poison)
@@ -321,8 +321,8 @@ def test_a_missing_lake_is_reported_even_if_no_source_has_changed(
 def test_a_session_over_many_days_opens_a_bounded_number_of_files(
     home: Home, projects: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "_MAX_OPEN_FILES", 3)
-    monkeypatch.setattr(parquet, "_BUFFER_BYTES", 2000)
+    monkeypatch.setattr(build, "_MAX_OPEN_FILES", 3)
+    monkeypatch.setattr(build, "_BUFFER_BYTES", 2000)
     days = [claude_files.START + timedelta(days=day % 20) for day in range(60)]
     lines = [next(turns(f"s{number}", 1, start=day)) for number, day in enumerate(days)]
     write(projects / "s.jsonl", iter(lines))

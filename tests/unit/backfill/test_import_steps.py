@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from hypaware.backfill import providers
-from hypaware.backfill.report import ImportReport, isolate_failure, run_providers
+from hypaware.backfill.import_job import run_providers
+from hypaware.backfill.report import ImportReport, isolate_failure
 from hypaware.backfill.request import ImportArguments
 from hypaware.backfill.survey import clip_to_retention
 from hypaware.clients.reader import TimeWindow
@@ -39,32 +40,32 @@ def test_expired_days_are_outside_every_window(requested: TimeWindow, kept: Time
     assert clip_to_retention(requested, None) == requested
 
 
+def fail(error: BaseException) -> None:
+    raise error
+
+
 @pytest.mark.hazard(48)
 @pytest.mark.parametrize(
     "error", [RuntimeError("x"), SystemExit(0), OSError(28, "no space"), HypError("no", kind="odd")]
 )
 def test_any_exception_of_a_provider_fails_only_that_provider(outcome: ImportReport, error: BaseException) -> None:
-    def fails(_: Dataset) -> None:
-        raise error
-
-    isolate_failure(outcome, "ai_gateway_messages", fails)
+    with isolate_failure(outcome, "ai_gateway_messages"):
+        fail(error)
     assert outcome.error is not None
     assert outcome.as_json()["status"] == "failed"
 
 
-def test_an_unregistered_dataset_fails_the_provider(outcome: ImportReport) -> None:
-    isolate_failure(outcome, "nobodys", lambda _: None)
-    assert outcome.error is not None
-    assert outcome.error.kind == "dataset_not_registered"
+def test_an_unregistered_dataset_fails_the_provider(outcome: ImportReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(outcome.entry.provider), "datasets", ("nobodys",))
+    request = ImportArguments(("claude",), TimeWindow(), {}, datetime.now(UTC))
+    (report,) = run_providers(request, lambda *_: None, dry_run=True)["providers"]
+    assert report["error"]["kind"] == "dataset_not_registered"
 
 
 @pytest.mark.parametrize("error", [Cancelled(), Retryable("gone", kind="engine_died"), ConnectionRefusedError()])
 def test_a_cancelled_run_and_a_dead_engine_end_the_whole_import(outcome: ImportReport, error: Exception) -> None:
-    def fails(_: Dataset) -> None:
-        raise error
-
-    with pytest.raises((Cancelled, Retryable)):
-        isolate_failure(outcome, "ai_gateway_messages", fails)
+    with pytest.raises((Cancelled, Retryable)), isolate_failure(outcome, "ai_gateway_messages"):
+        fail(error)
     assert outcome.error is None
 
 

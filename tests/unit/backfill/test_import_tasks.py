@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from hypaware.backfill import providers, survey
-from hypaware.backfill.tasks import ImportBatch, ImportContext, SourcePiece, SourceReport, make_tasks
+from hypaware.backfill.import_job import ImportBatch, make_tasks
+from hypaware.backfill.source_rows import ImportContext, SourcePiece, SourceReport
 from hypaware.clients import reader
 from hypaware.clients.reader import TimeWindow
-from hypaware.lake.build import BuildResult
+from hypaware.lake.build import BuildResult, BuildSettings
 from hypaware.model.datasets import Row
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 from tests.support.claude_files import grow, turns, write
@@ -30,9 +31,9 @@ def piece_of(path: Path, first_seq: int = 1) -> SourcePiece:
     assert entry is not None
     found = survey.survey_sources(entry.provider, environment, {}, TimeWindow(), datetime.now(UTC))
     context = ImportContext("claude", "ai_gateway_messages", environment, "gw")
-    (task,) = make_tasks(ImportBatch(tuple(found.due)), context, first_seq - 1, "flush", path.parent, {})
-    (piece,) = task.pieces
-    assert isinstance(piece, SourcePiece)
+    settings = BuildSettings("ai_gateway_messages", "flush", path.parent, {})
+    (task,) = make_tasks(ImportBatch(tuple(found.due)), context, settings, first_seq - 1)
+    (piece,) = task.sources
     return piece
 
 

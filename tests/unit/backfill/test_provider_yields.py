@@ -10,7 +10,7 @@ import pytest
 
 from hypaware.backfill.providers import MaterializerRegistry, ProviderFault, validate_source, validate_yield
 from hypaware.backfill.request import UNRESTRICTED
-from hypaware.backfill.tasks import ImportContext, SourcePiece, SourceReport
+from hypaware.backfill.source_rows import ImportContext, SourcePiece, SourceReport
 from hypaware.clients.client import ImportItem, InvalidItem, Materializer, Provenance, ProviderEvent, Source
 from hypaware.clients.reader import SourceSnapshot
 from hypaware.lake.build import BuildResult

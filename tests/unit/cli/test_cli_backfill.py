@@ -289,7 +289,7 @@ def test_the_summary_shows_sessions_rows_tokens_and_days(capfd: Capture, home: H
     head, _rule, line = out.splitlines()
     assert " ".join(head.split()) == "client sessions written already stored rejected tokens in out cached from to"
     assert line.split() == ["diary", "1,092", "376,036", "17", "0", "1,234,567", "89", "42", "2026-01-02", "2026-11-15"]
-    assert err == "next: hyp query overview\n"
+    assert err == "next: hyp overview\n"
 
 
 def test_the_summary_of_a_dry_run_shows_what_would_be_written(capfd: Capture, home: Home) -> None:

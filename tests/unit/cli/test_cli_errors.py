@@ -340,8 +340,8 @@ def test_a_command_without_an_example_cannot_be_declared() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["query sql SELECT\t1", "query overview"],
-    ids=["query", "overview"],
+    ["query sql SELECT\t1", "query overview", "overview", "sessions", "usage"],
+    ids=["query", "query-overview", "overview", "sessions", "usage"],
 )
 def test_a_command_that_reads_creates_no_home_at_a_mistyped_path(capfd: Capture, home: Home, command: str) -> None:
     code = main([word.replace("\t", " ") for word in command.split(" ")])

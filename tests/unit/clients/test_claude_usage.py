@@ -175,3 +175,16 @@ def test_a_line_without_an_api_id_joins_the_response_of_its_request(tmp_path: Pa
         says("a2", "two", "a1", 2, output=50, api=None, requestId="req_1"),
     )
     assert usage(made)["output_tokens"] == 50
+
+
+def test_cache_writes_that_are_kept_for_an_hour_are_counted_apart(tmp_path: Path) -> None:
+    long, short = says("a1", "One", None, 1, output=1), says("b1", "two", "a1", 2, api="msg_2", output=2)
+    long["message"]["usage"]["cache_creation"] = {"ephemeral_5m_input_tokens": 112, "ephemeral_1h_input_tokens": 400}
+    short["message"]["usage"]["cache_creation"] = {"ephemeral_5m_input_tokens": 512, "ephemeral_1h_input_tokens": 0}
+
+    counts = [row["attributes"]["usage"] for row in rows(tmp_path, long, short)]
+
+    assert [(each["cache_write_tokens"], each.get("cache_write_1h_tokens")) for each in counts] == [
+        (512, 400),
+        (512, None),
+    ]

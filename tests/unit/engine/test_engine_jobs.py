@@ -57,10 +57,9 @@ def test_the_first_jobs_of_an_engine_can_arrive_at_the_same_time(home: Home) -> 
     together = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from hypaware.engine.jobs import load_job_table
-from hypaware.engine.jobs import JOBS_MODULE
+from hypaware.jobs import resolve
 
-resolve, ready = load_job_table(JOBS_MODULE).resolve, threading.Barrier(2)
+ready = threading.Barrier(2)
 
 def job(name):
     ready.wait()

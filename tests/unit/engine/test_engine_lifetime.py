@@ -22,8 +22,7 @@ import pytest
 
 from hypaware import config, errors
 from hypaware.engine import client, launcher
-from hypaware.engine.jobs import load_job_table
-from hypaware.engine.lake_owner import LakeOwner, start_spark
+from hypaware.engine.lake_owner import LakeOwner, on_open_step, start_spark
 from hypaware.engine.protocol import JobConnection, Message, hello_message
 from hypaware.engine.server import JobServer
 from hypaware.home import Home
@@ -249,9 +248,9 @@ def test_no_job_is_lost_when_an_engine_is_about_to_exit(engine: EngineOfTests, e
 
 def test_an_engine_that_is_ending_refuses_every_job(engine: EngineOfTests) -> None:
     """A caller may have been greeted just before. Its job must not be started and then interrupted."""
-    jobs = load_job_table("tests.support.engine_jobs")
+    jobs = "tests.support.engine_jobs"
     current = config.load(engine.home)
-    owner = LakeOwner(engine.home, lambda: start_spark(engine.home, current.engine), jobs.on_open)
+    owner = LakeOwner(engine.home, lambda: start_spark(engine.home, current.engine), on_open_step(jobs))
     server = JobServer(engine.home, jobs, lambda: current, owner, launcher.engine_log(engine.home))
     ours, theirs = socket.socketpair()
     with JobConnection(ours) as connection:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,12 +14,11 @@ import pytest
 from hypaware import config, errors
 from hypaware.engine import client, inline, launcher
 from hypaware.engine.inline import InlineEngine
-from hypaware.engine.jobs import Event, JobContext, JobTable, load_job_table
+from hypaware.engine.jobs import Event, Job, JobContext
 from hypaware.engine.lake_owner import Wait
-from hypaware.engine.protocol import HandedOver
+from hypaware.engine.launcher import HandedOver
 
 if TYPE_CHECKING:
-    pass
     from tests.unit.engine.conftest import EngineOfTests, Eventually
 
 
@@ -134,12 +134,20 @@ def use_spark(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         raise AssertionError("a job must not be able to take this for its own trouble") from error
 
 
+def make_job_module(monkeypatch: pytest.MonkeyPatch, job: Job) -> str:
+    """Return the name of a module whose only job is this one."""
+    module = ModuleType("module_with_one_job")
+    vars(module).update(resolve=lambda name: job, on_open=lambda context: None)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module.__name__
+
+
 def test_an_inline_job_that_waits_for_the_lake_yields_to_a_new_engine(
     engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine may hold the lake for its whole idle time, but can run the job at once."""
     taken = BusyLake()
-    jobs = JobTable(lambda name: use_spark, lambda context: None)
+    jobs = make_job_module(monkeypatch, use_spark)
     here = InlineEngine(engine.home, config.load(engine.home), jobs, open_spark=lambda: taken)
     notes: list[Event] = []
 
@@ -167,7 +175,7 @@ def test_a_handed_over_job_is_run_by_the_engine(engine: EngineOfTests, monkeypat
         pids.append(start_engine(engine, monkeypatch))
         return use_spark(context, args)
 
-    jobs = JobTable(lambda name: engine_turns_up, lambda context: None)
+    jobs = make_job_module(monkeypatch, engine_turns_up)
     here = InlineEngine(engine.home, config.load(engine.home), jobs, open_spark=lambda: taken)
     monkeypatch.setattr(inline, "_current", here)
     assert engine.run("echo", {"n": 1}) == {"args": {"n": 1}, "pid": pids[0]}
@@ -186,9 +194,7 @@ def test_a_process_that_owns_the_lake_does_not_send_its_job_to_an_engine(
         def own_lake(self, wait: Wait) -> None:
             """Do nothing: the lake is free."""
 
-    here = InlineEngine(
-        engine.home, config.load(engine.home), load_job_table("tests.support.engine_jobs"), open_spark=OwnLake
-    )
+    here = InlineEngine(engine.home, config.load(engine.home), "tests.support.engine_jobs", open_spark=OwnLake)
     monkeypatch.setattr(inline, "_current", here)
     engine.home.run.mkdir(parents=True)
 

@@ -16,13 +16,12 @@ import pytest
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.errors import HypError, Retryable
 from hypaware.export import dead_letter_rows, retry, round, sink_registry, stream_destination, stream_locks
-from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
+from hypaware.export.delivery import DeliveryOptions, Driver, gather_all, replay_letter
 from hypaware.export.round import _Prefetch
-from hypaware.export.rows import RowSource
+from hypaware.export.rows import PreparedRows, RowSource
 from hypaware.export.sink import Chunk, ChunkLimits, Destination, Payload, Sink, StreamCoverage
 from hypaware.export.status import SinkReport
 from hypaware.home import Home
-from hypaware.lake.read import RowPage
 from hypaware.state import dead_letters, flushes, mirror, store, streams
 from hypaware.state.home_opener import OpenHome, open_home
 from hypaware.state.streams import StreamKey
@@ -66,7 +65,7 @@ class DeliveryCase:
 
     def deliver(self, config: Config, *names: str, max_wait: float = 1.0) -> list[SinkReport]:
         driver = Driver(self.opened, config, self.lake, DeliveryOptions(max_wait))
-        return asyncio.run(driver.deliver(names or tuple(config.sinks)))
+        return asyncio.run(gather_all(map(driver.deliver, names or config.sinks)))
 
     def replay_all(self, config: Config) -> list[str]:
         with self.opened.store.reading() as connection:
@@ -391,19 +390,18 @@ def test_a_retry_after_of_years_is_cut_to_a_day(requested: float) -> None:
 
 @pytest.mark.hazard(29)
 def test_a_cancellation_is_not_swallowed_while_the_prefetch_is_closed() -> None:
-    class Slow:
-        async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> RowPage:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-            raise AssertionError("it waits forever")
+    async def read_slowly() -> PreparedRows:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        raise AssertionError("it waits forever")
 
     async def closes() -> None:
         sink = mock.Mock(spec=Sink, limits=ChunkLimits(3, 100))
-        ahead = _Prefetch(RowSource(Slow(), mock.Mock(), sink, KEY), 10)  # type: ignore[arg-type]
-        ahead.start(0)
+        ahead = _Prefetch(RowSource(mock.Mock(), mock.Mock(), sink, KEY), 10)
+        ahead._task = asyncio.create_task(read_slowly())
         await asyncio.sleep(0)
         await ahead.close()
         raise AssertionError("the cancellation was swallowed")

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.export.rows import PrivacyGate, exportable_mask, redact_table
+from hypaware.export.rows import PrivacyGate, redact_table
 from hypaware.home import Home
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 from hypaware.privacy.policy import PrivacyPolicy
 from hypaware.privacy.redact import text_redactors
-from hypaware.privacy.secret_hint import SECRET_HINT
+from hypaware.privacy.secret_rules import SECRET_HINT
 from tests.support.secrets import REDACTION, redact_row, redact_text
 
 KEY = "gh" + "p_" + "a1B2" * 9
@@ -34,17 +34,23 @@ def test_the_policy_is_checked_for_each_pair_of_folder_and_session(
     def is_withheld(cwd: str | None, session: str | None) -> bool:
         return (cwd, session) in closed
 
-    table = pa.Table.from_pylist(found, SCHEMA)
+    table = pa.Table.from_pylist(found, SCHEMA).append_column(
+        "_hyp_ingest_seq", pa.array(range(len(found)), pa.int64())
+    )
     stay = [(row["cwd"], row["session_id"]) in closed for row in found]
-    leaves = exportable_mask(table, is_withheld)
-    assert (leaves.to_pylist() if leaves is not None else [True] * len(found)) == [not each for each in stay]
+    left, report = PrivacyGate(is_withheld).filter_rows("any", table)
+    assert left.column("_hyp_ingest_seq").to_pylist() == [seq for seq, stays in enumerate(stay) if not stays]
+    assert report.withheld == tuple(seq for seq, stays in enumerate(stay) if stays)
     assert PrivacyGate(is_withheld).still_allowed(table) == (not any(stay))
 
 
 def test_a_dataset_without_folder_and_session_withholds_nothing() -> None:
-    assert exportable_mask(pa.table({"x": [1]}), lambda cwd, session: True) is None
-    only_session = exportable_mask(pa.table({"session_id": ["s", "t"]}), lambda cwd, session: session == "s")
-    assert only_session.to_pylist() == [False, True]
+    neither, only_session = (
+        pa.table({"_hyp_ingest_seq": [1]}),
+        pa.table({"_hyp_ingest_seq": [1, 2], "session_id": ["s", "t"]}),
+    )
+    assert PrivacyGate(lambda cwd, session: True).filter_rows("any", neither)[1].withheld == ()
+    assert PrivacyGate(lambda cwd, session: session == "s").filter_rows("any", only_session)[1].withheld == (1,)
 
 
 @pytest.mark.hazard(59)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from hypaware.config import Config, PrivacyConfig, RedactionConfig, SinkConfig
 from hypaware.export import dead_letter_rows, rows, stream_destination
-from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
+from hypaware.export.delivery import DeliveryOptions, Driver, replay_letter
 from hypaware.export.status import StreamReport
 from hypaware.home import Home
 from hypaware.privacy import folder_memory, ignored_sessions
@@ -89,7 +89,7 @@ class Site:
     def deliver(self, sink: str = "ids", max_wait: float = 0.0) -> StreamReport:
         with closing((opened := open_home(self.home)).store), fault_injection.register_kind(FOLDER):
             driver = Driver(opened, self.config, SampleLake(self.root / "lake"), DeliveryOptions(max_wait))
-            (report,) = asyncio.run(driver.deliver([sink]))
+            report = asyncio.run(driver.deliver(sink))
         assert report.error is None
         return report.streams[0]
 

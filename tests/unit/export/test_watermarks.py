@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hypaware.config.schema import Config, SinkConfig
-from hypaware.export.driver import DeliveryOptions, Driver
+from hypaware.export.delivery import DeliveryOptions, Driver
 from hypaware.home import Home
 from hypaware.state import streams
 from hypaware.state.streams import StreamKey
@@ -73,7 +73,7 @@ def test_a_scheduled_round_skips_a_stream_until_its_retry_time(site: SinkHome, t
         site.commit(3, start=3, sources=("codex",))
         with site.opened() as opened:
             driver = Driver(opened, site.config, site.lake, DeliveryOptions(0.0, patient=True))
-            (report,) = asyncio.run(driver.deliver([SINK]))
+            report = asyncio.run(driver.deliver(SINK))
         statuses = {stream.key.source: (stream.rows, (stream.error or {}).get("kind")) for stream in report.streams}
         assert statuses == {"claude": (0, "waiting"), "codex": (3, None)}
         assert site.deliver().status == "ok"  # a user's command tries at once

@@ -16,7 +16,7 @@ from hypaware.config import FlushConfig
 from hypaware.errors import HypError, LakeError, Retryable
 from hypaware.home import Home
 from hypaware.iceberg import metadata
-from hypaware.lake import build, key_index, row_keys
+from hypaware.lake import build, key_index
 from hypaware.lake.key_index import KeyIndex
 from hypaware.lake.poison import MAX_SHARED_ATTEMPTS
 from hypaware.model import canonical, datasets
@@ -129,10 +129,10 @@ def test_segments_flushed_together_with_a_poisoned_one_are_not_blamed(
     real = LightLake.run
 
     def watched(self: LightLake, tasks: Any) -> Any:
-        calls.append([piece.segment for task in tasks for piece in task.pieces])
+        calls.append([each.segment for task in tasks for each in task.slices])
         results = real(self, tasks)
         return [
-            build.BuildFailure("no") if any(b"poison" in piece.path.read_bytes() for piece in task.pieces) else result
+            build.BuildFailure("no") if any(b"poison" in each.path.read_bytes() for each in task.slices) else result
             for task, result in zip(tasks, results, strict=True)
         ]
 
@@ -277,7 +277,7 @@ def test_a_key_index_of_another_table_is_rebuilt(home: Home) -> None:
     append(home, rows(5))
     flush(home)
     with closing(KeyIndex(home.keys)) as index:
-        index.add(DATASET, "another-table", 10**9, [(row_keys.hash_key(DATASET, "message-7#0"), 99)])
+        index.add(DATASET, "another-table", 10**9, [(datasets.hash_key(DATASET, "message-7#0"), 99)])
     append(home, rows(10))
     report = flush(home)
     assert (report.rows.written, report.rows.duplicate) == (5, 5)
@@ -560,7 +560,7 @@ def test_an_unreadable_segment_blocks_only_itself(home: Home, monkeypatch: pytes
             raise OSError(errno.EIO, "Input/output error")
         return real(path, *args, **kwargs)
 
-    monkeypatch.setattr("hypaware.lake.build.open", fails, raising=False)
+    monkeypatch.setattr("hypaware.lake.segment_tasks.open", fails, raising=False)
     with pytest.raises(Retryable, match="Input/output error"):
         flush(home)
     assert parts(home) == sorted(f"message-{n}#0" for n in range(5, 10))

@@ -10,7 +10,7 @@ import pytest
 
 from hypaware.home import Home
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.row_keys import KEY_BYTES
+from hypaware.model.datasets import KEY_BYTES
 
 
 @pytest.fixture

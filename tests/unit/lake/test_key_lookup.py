@@ -13,9 +13,9 @@ import pytest
 from hypaware.home import Home
 from hypaware.lake import dedupe
 from hypaware.lake.build import BuildResult
-from hypaware.lake.dedupe import ExistingKeys
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.row_keys import KEY_BYTES, hash_key
+from hypaware.lake.key_lookup import ExistingKeys
+from hypaware.model.datasets import KEY_BYTES, hash_key
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 from tests.support.light_home import DATASET, append, flush
 from tests.support.rows import rows

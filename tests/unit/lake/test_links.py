@@ -12,7 +12,7 @@ from hypaware import verify
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import key_index, links
-from hypaware.lake.dedupe import check_file_row_ids
+from hypaware.lake.parquet import check_file_row_ids
 from hypaware.model.datasets import ROW_ID, SEQ
 from hypaware.state.home_opener import open_home
 from hypaware.testing.fault_injection import run_in_child

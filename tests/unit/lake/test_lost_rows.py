@@ -10,13 +10,12 @@ from hypaware import faults
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import lost_rows
-from hypaware.lake.dedupe import ExistingKeys
 from hypaware.lake.key_index import KeyIndex
+from hypaware.lake.key_lookup import ExistingKeys
 from hypaware.lake.lost_rows import LostRange
-from hypaware.lake.row_keys import hash_row_key
 from hypaware.lake.table import TableChange
 from hypaware.model import datasets
-from hypaware.model.datasets import SEQ, coerce_row
+from hypaware.model.datasets import SEQ, coerce_row, hash_row_key
 from hypaware.state import flushes
 from hypaware.state.home_opener import open_home, read_identity
 from tests.support.light_home import DATASET, append, flush

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.lake.build import BuildTask, SegmentSlice
-from hypaware.lake.parquet import encode_path_name
+from hypaware.lake.build import BuildSettings, encode_path_name
+from hypaware.lake.segment_tasks import SegmentSlice, SegmentTask
 from hypaware.model.datasets import INTERNAL, SOURCE, coerce_row
 from hypaware.spool import segments
 from tests.support.rows import DATASET, MESSAGES, rows
@@ -45,13 +45,8 @@ def test_a_build_writes_below_its_root_and_stores_the_exact_source(tmp_path: Pat
     segment, root = tmp_path / "segment", tmp_path / "a" / "b" / "data"
     segment.write_bytes(segments.encode_lines(coerced, 0))
     columns = [column.name for column in MESSAGES.columns] + list(INTERNAL)
-    built = BuildTask(
-        DATASET,
-        (SegmentSlice("segment", segment, 1, 0, len(sources)),),
-        "flush",
-        root,
-        {name: number for number, name in enumerate(columns, 1)},
-    ).run()
+    settings = BuildSettings(DATASET, "flush", root, {name: number for number, name in enumerate(columns, 1)})
+    built = SegmentTask(settings, (SegmentSlice("segment", segment, 1, 0, len(sources)),)).run()
     assert built.rejects == []
     assert {file.source for file in built.files} == set(sources)
     written = {Path(folder) / name for folder, _, names in os.walk(tmp_path) for name in names} - {segment}

@@ -15,6 +15,7 @@ from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import parquet
 from hypaware.lake import read as lake_read
+from hypaware.lake.read import LakeRowReader
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ, coerce_row
 from hypaware.state.home_opener import open_home
@@ -42,7 +43,7 @@ def test_every_range_contains_exactly_its_rows_in_order(home: Home) -> None:
     _filled(home)
     for after in range(0, 62, 5):
         for last in range(after, 61, 4):
-            found = lake_read.read_between(home, DATASET, "claude", after, last)
+            found = LakeRowReader(home).page(DATASET, "claude", after, last)
             assert _seqs(found) == [seq for seq in range(1, 61, 2) if after < seq <= last]
 
 
@@ -50,7 +51,7 @@ def test_pages_are_contiguous_and_contain_every_row_once(home: Home) -> None:
     _filled(home)
     after, seen, ends = 0, [], [0]
     while after < 60:
-        found = lake_read.read_page_after(home, DATASET, "codex", after, 60, max_rows=4)
+        found = LakeRowReader(home).page(DATASET, "codex", after, 60, most=4)
         assert len(found.rows) <= 4
         seen += _seqs(found)
         after = found.reached
@@ -66,7 +67,7 @@ def test_rows_are_read_exactly_as_they_were_stored(home: Home) -> None:
     gateway = open_home(home)
     with closing(gateway.store):
         expected = [coerce_row(MESSAGES, each, gateway.gateway_id) for each in raw]
-    found = lake_read.read_between(home, DATASET, "claude", 0, 3).rows
+    found = LakeRowReader(home).page(DATASET, "claude", 0, 3).rows
     assert found.column_names == [SEQ, *(column.name for column in datasets.get(DATASET).columns)]
     for row, wanted in zip(found.to_pylist(), expected, strict=True):
         row.pop(SEQ)
@@ -78,7 +79,7 @@ def test_rows_are_read_exactly_as_they_were_stored(home: Home) -> None:
 
 
 def test_only_row_groups_that_can_contain_the_range_are_read(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hypaware.lake.parquet._ROW_GROUP_BYTES", 50_000)
+    monkeypatch.setattr("hypaware.lake.build._ROW_GROUP_BYTES", 50_000)
     append(home, rows(3_000))
     flush(home)
     append(home, rows(40, start=3_000))
@@ -87,9 +88,9 @@ def test_only_row_groups_that_can_contain_the_range_are_read(home: Home, monkeyp
     assert entry
     files = list(metadata.iter_live_files(metadata.read_metadata(entry.metadata)))
     widest = max(group.sequenced for file in files for group in parquet.read_row_groups(file.path))
-    found = lake_read.read_between(home, DATASET, "claude", 3_000, 3_040)
+    found = LakeRowReader(home).page(DATASET, "claude", 3_000, 3_040)
     assert (len(found.rows), found.scanned) == (40, 40)
-    cut = lake_read.read_between(home, DATASET, "claude", 2_990, 3_040)
+    cut = LakeRowReader(home).page(DATASET, "claude", 2_990, 3_040)
     assert len(cut.rows) == 50
     assert cut.scanned <= 2 * 50 + widest
 
@@ -103,17 +104,17 @@ def test_a_column_that_a_file_lacks_is_null(home: Home, monkeypatch: pytest.Monk
     flush(home)
     grown = replace(MESSAGES, columns=(*MESSAGES.columns, Column("mood", ColumnType.STRING, "How it went.")))
     monkeypatch.setattr("hypaware.lake.read.datasets.get", lambda _name: grown)
-    assert lake_read.read_between(home, DATASET, "claude", 0, 2).rows.column("mood").to_pylist() == [None, None]
+    assert LakeRowReader(home).page(DATASET, "claude", 0, 2).rows.column("mood").to_pylist() == [None, None]
 
 
 @pytest.mark.hazard(17)
 def test_a_lake_that_ends_below_the_recorded_sequence_raises_an_error(home: Home) -> None:
     with pytest.raises(LakeError, match="has no such table"):
-        lake_read.read_page_after(home, DATASET, "claude", 0, 5)
+        LakeRowReader(home).page(DATASET, "claude", 0, 5, most=10)
     append(home, rows(3))
     flush(home)
     with pytest.raises(LakeError, match="rolled back"):
-        lake_read.read_between(home, DATASET, "claude", 0, 5)
+        LakeRowReader(home).page(DATASET, "claude", 0, 5)
 
 
 def test_a_file_that_is_rewritten_during_a_read_is_found_in_the_new_metadata(
@@ -133,7 +134,7 @@ def test_a_file_that_is_rewritten_during_a_read_is_found_in_the_new_metadata(
         return read(*args)
 
     monkeypatch.setattr(lake_read, "_read_files", gone_once)
-    assert _seqs(lake_read.read_between(home, DATASET, "claude", 0, 6)) == [1, 2, 3, 4, 5, 6]
+    assert _seqs(LakeRowReader(home).page(DATASET, "claude", 0, 6)) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_missing_file_raises_an_error(home: Home) -> None:
@@ -144,4 +145,4 @@ def test_a_missing_file_raises_an_error(home: Home) -> None:
     for file in metadata.iter_live_files(metadata.read_metadata(entry.metadata)):
         file.path.unlink()
     with pytest.raises(LakeError, match="is missing"):
-        lake_read.read_between(home, DATASET, "claude", 0, 6)
+        LakeRowReader(home).page(DATASET, "claude", 0, 6)

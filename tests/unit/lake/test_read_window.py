@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hypaware.iceberg.metadata import DataFile
 from hypaware.lake import read
-from hypaware.lake.parquet import OutputPaths, PartitionWriter
+from hypaware.lake.build import OutputPaths, PartitionWriter
 from hypaware.lake.schema import table_columns
 from hypaware.model.datasets import SEQ, coerce_row
 from tests.support.rows import MESSAGES, rows

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hypaware.errors import LakeError
 from hypaware.lake import rewrite
-from hypaware.lake.parquet import OutputPaths, parquet_writer
+from hypaware.lake.build import OutputPaths, parquet_writer
 from hypaware.lake.rewrite import RewriteBalance, RewriteTask
 from hypaware.lake.schema import file_schema, table_columns
 from hypaware.model.datasets import SEQ

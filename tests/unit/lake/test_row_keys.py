@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypaware.home import Home
 from hypaware.lake import key_index
 from hypaware.lake.dedupe import KeyScanTask
-from hypaware.lake.row_keys import KEY_BYTES, hash_key, hash_row_key, unpack_keys
-from hypaware.model.datasets import SEQ, coerce_row
+from hypaware.lake.row_keys import unpack_keys
+from hypaware.model.datasets import KEY_BYTES, SEQ, coerce_row, hash_key, hash_row_key
 from hypaware.spool import segments
 from hypaware.state.home_opener import open_home
 from tests.support.light_home import flush

@@ -18,8 +18,8 @@ from hypaware.faults import list_crash_points
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import health, key_index
-from hypaware.lake.dedupe import check_file_row_ids
 from hypaware.lake.key_index import KeyIndex
+from hypaware.lake.parquet import check_file_row_ids
 from hypaware.lake.table import TableChange
 from hypaware.maintain import compact_plan
 from hypaware.maintain.context import MaintenanceContext

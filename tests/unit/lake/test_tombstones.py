@@ -15,8 +15,8 @@ from hypaware.home import Home
 from hypaware.lake import prepare, tombstones
 from hypaware.lake.build import BuildResult
 from hypaware.lake.prepare import drop_withdrawn
-from hypaware.lake.row_keys import hash_row_key
 from hypaware.lake.tombstones import NO_PURGES, PurgeFilter, Tombstone, hash_purged_value
+from hypaware.model.datasets import hash_row_key
 from hypaware.spool import segments
 from tests.support.claude_files import turns, write
 from tests.support.light_home import DATASET, append, flush, import_history

@@ -18,12 +18,12 @@ import pytest
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.errors import Cancelled, HypError, NotReady
 from hypaware.export import stream_destination
-from hypaware.export.driver import DeliveryOptions, Driver
-from hypaware.export.rows import LakeRowReader
+from hypaware.export.delivery import DeliveryOptions, Driver
 from hypaware.export.status import SinkReport
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import locks
+from hypaware.lake.read import LakeRowReader
 from hypaware.maintain import backup
 from hypaware.maintain.backup import LockCallback, RestoredHome, restore_home
 from hypaware.maintain.backup_folder import MANIFEST_NAME, staged_folder
@@ -402,9 +402,7 @@ class _Delivering:
     def deliver(self, home: Home) -> SinkReport:
         opened = open_home(home)
         with closing(opened.store), fault_injection.register_kind(FOLDER):
-            return asyncio.run(
-                Driver(opened, self.config, LakeRowReader(home), DeliveryOptions(1.0)).deliver(["here"])
-            )[0]
+            return asyncio.run(Driver(opened, self.config, LakeRowReader(home), DeliveryOptions(1.0)).deliver("here"))
 
     def check(self, *numbers: range) -> None:
         expected = Counter(f"message-{number}" for each_range in numbers for number in each_range)

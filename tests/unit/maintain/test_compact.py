@@ -19,8 +19,9 @@ from hypaware.faults import list_crash_points
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import DataFile
-from hypaware.lake import parquet, read, rewrite
+from hypaware.lake import parquet, rewrite
 from hypaware.lake.build import BuildFailure, BuildResult, Task
+from hypaware.lake.read import LakeRowReader
 from hypaware.lake.rewrite import RewriteBalance
 from hypaware.lake.table import TableChange
 from hypaware.maintain import compact, compact_plan
@@ -114,7 +115,7 @@ def test_a_read_since_a_sequence_skips_row_groups(home: Home, monkeypatch: pytes
     assert len(groups) > 5
     assert all(one.max_seq is not None and one.max_seq < (two.min_seq or 0) for one, two in pairwise(groups))
     last = lake.rows()[239][SEQ]
-    found = read.read_between(home, DATASET, "claude", last - 5, last)
+    found = LakeRowReader(home).page(DATASET, "claude", last - 5, last)
     assert (len(found.rows), found.rows.column(SEQ).to_pylist()) == (5, list(range(last - 4, last + 1)))
     assert found.scanned <= 5 + 2 * 240 // len(groups)
 

@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypaware.home import Home
+from hypaware.lake.build import parquet_writer, table_from_json_lines
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.parquet import parquet_writer
-from hypaware.lake.row_keys import hash_row_key
-from hypaware.lake.schema import file_schema, table_columns, table_from_json_lines
+from hypaware.lake.schema import file_schema, table_columns
 from hypaware.maintain.compact import find_later_duplicates
 from hypaware.model import canonical
-from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE
+from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, hash_row_key
 from tests.support.compaction_cases import SmallFiles
 from tests.support.rows import DATASET, MESSAGES
 

@@ -19,6 +19,8 @@ from hypaware.config.schema import SinkConfig
 from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.iceberg import metadata
+from hypaware.index.search import search
+from hypaware.index.store import open_index
 from hypaware.lake import tombstones
 from hypaware.lake.dedupe import scan_table_keys
 from hypaware.lake.key_index import KeyIndex
@@ -124,6 +126,24 @@ def test_no_file_mentions_a_purged_session(home: Home, tmp_path: Path) -> None:
     assert len((incoming / "x.2.jsonl").read_bytes().splitlines()) == 2, "the server's ledger counts the lines"
     with closing(open_home(home).store) as store, store.reading() as connection:
         assert [letter.reason for letter in dead_letters.list_letters(connection)] == ["message-17 is refused"]
+
+
+@pytest.mark.hazard(113)
+def test_a_purge_removes_the_rows_from_the_index(home: Home) -> None:
+    append(home, [*rows(6), *secret(6, start=6)])
+    flush(home)
+    append(home, secret(2, start=20))
+    with open_index(home) as index:
+        assert search(index, WORDS)["total"] == 8
+    assert home.index.name in {Path(name).name for name in holders(home, SECRET)}, "the search finds what is there"
+
+    assert purge(home, "session", SECRET)["remaining"] == []
+
+    assert home.index.is_file()
+    assert holders(home, SECRET, WORDS.split()[0]) == set()
+    with open_index(home) as index:
+        assert search(index, WORDS)["total"] == 0
+        assert index.connection.execute("SELECT count(*) FROM parts").fetchone()[0] == 6
 
 
 def test_a_dry_run_counts_the_same_rows_and_changes_nothing(home: Home, tmp_path: Path) -> None:

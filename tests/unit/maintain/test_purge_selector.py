@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypaware.iceberg.metadata import DataFile
-from hypaware.lake.row_keys import KEY_BYTES
 from hypaware.maintain.purge import verify
 from hypaware.maintain.purge.search import SearchTask
 from hypaware.maintain.purge.selector import PurgeSelector, RowPredicate, SelectorKind, unaffected_datasets
 from hypaware.model import datasets
 from hypaware.model.columns import format_timestamp
-from hypaware.model.datasets import SEQ, SOURCE
+from hypaware.model.datasets import KEY_BYTES, SEQ, SOURCE
 from tests.support.rows import DATASET, MESSAGES
 
 EXCHANGES = datasets.get("ai_gateway_exchanges")

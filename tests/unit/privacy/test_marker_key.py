@@ -12,8 +12,7 @@ import pytest
 
 from hypaware.errors import StateError
 from hypaware.home import Home
-from hypaware.privacy.marker_key import load_marker_key
-from hypaware.privacy.redact import Redaction, redact_text
+from hypaware.privacy.redact import Redaction, load_marker_key, redact_text
 
 TEXT = "DB_PASSWORD=hunter22"
 
@@ -52,7 +51,7 @@ def test_a_damaged_key_is_refused_with_the_command_that_fixes_it(tmp_path: Path)
 def test_a_kill_while_the_key_is_created_leaves_none_or_a_whole_one(tmp_path: Path, point: str) -> None:
     code = (
         "import sys; from pathlib import Path; from hypaware.home import Home\n"
-        "from hypaware.privacy.marker_key import load_marker_key; load_marker_key(Home(Path(sys.argv[1])))"
+        "from hypaware.privacy.redact import load_marker_key; load_marker_key(Home(Path(sys.argv[1])))"
     )
     env = {"HYP_CRASH_AT": f"privacy.marker-key.{point}", "PATH": ""}
     killed = subprocess.run([sys.executable, "-c", code, tmp_path], env=env, check=False)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from hypaware.model import canonical
-from hypaware.privacy.secret_hint import SECRET_HINT
+from hypaware.privacy.secret_rules import SECRET_HINT
 from tests.support.secrets import redact_json, redact_json_text, redact_text
 
 PASSWORD = "Tr0ub4dor&3xyz"

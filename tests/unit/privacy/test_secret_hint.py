@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypaware.privacy import secret_rules
-from hypaware.privacy.secret_hint import SECRET_HINT
+from hypaware.privacy.secret_rules import SECRET_HINT
 from tests.support.secrets import redact_json_text, redact_text
 
 EXPRESSIONS = {rule.expression: rule.kind for rule in secret_rules.TOKEN_RULES}

@@ -22,7 +22,7 @@ def steps(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_a_dry_run_without_a_home_creates_nothing(hyp: Hyp, user: Path, tmp_path: Path) -> None:
     before = tree(tmp_path)
-    code, out, err = hyp("setup", "--yes", "--dry-run")
+    code, out, err = hyp("setup", "--yes", "--attach", "--dry-run")
     assert code == 0, err
     assert tree(tmp_path) == before
     # The config, the import, and a patch of each client's settings.
@@ -45,6 +45,7 @@ def test_unreadable_history_is_reported(hyp: Hyp, user: Path) -> None:
 def test_the_json_document_contains_every_step(hyp: Hyp, user: Path, home: Home) -> None:
     code, out, _ = hyp(
         "init",
+        "--attach",
         "--dry-run",
         "--json",
         "--client",
@@ -72,7 +73,9 @@ def test_the_json_document_contains_every_step(hyp: Hyp, user: Path, home: Home)
     [
         ("--no-daemon", {"daemon", "claude", "codex"}),
         ("--no-attach", {"claude", "codex"}),
-        ("--no-backfill", {"import"}),
+        ("--yes", {"claude", "codex"}),
+        ("--attach", set()),
+        ("--no-backfill", {"import", "claude", "codex"}),
     ],
 )
 def test_declined_steps_are_skipped(hyp: Hyp, user: Path, flag: str, skipped: set[str]) -> None:
@@ -110,7 +113,7 @@ def test_a_dry_run_also_needs_force_for_a_change(hyp: Hyp, user: Path, home: Hom
 def test_no_client_is_attached_to_a_random_port(hyp: Hyp, user: Path, home: Home) -> None:
     home.root.mkdir(mode=0o700)
     home.config.write_text('[gateway]\nlisten = "127.0.0.1:0"\n')
-    code, out, _ = hyp("setup", "--dry-run", "--json")
+    code, out, _ = hyp("setup", "--attach", "--dry-run", "--json")
     result = steps(json.loads(out))
     assert (code, result["claude"]["status"], result["codex"]["status"]) == (0, "skipped", "skipped")
     assert result["claude"]["later"][0].startswith("hyp config set gateway.listen 127.0.0.1:")

@@ -84,10 +84,10 @@ def supervisors(
 def test_clients_are_attached_to_a_daemon_that_starts_with_the_machine(
     hyp: Hyp, home: Home, supervisors: FakeSupervisors
 ) -> None:
-    out = hyp("setup", "--yes", "--no-backfill", "--dry-run")[1]
+    out = hyp("setup", "--yes", "--no-backfill", "--attach", "--dry-run")[1]
     assert "would be started now and with every login" in out
     assert lifecycle.find_installed_service(home) is None
-    code, _, err = hyp("setup", "--yes", "--no-backfill")
+    code, _, err = hyp("setup", "--yes", "--no-backfill", "--attach")
     assert (code, "starts with every login" in err, "after a reboot" in err) == (NO_JAVA, True, False)
     assert "loginctl enable-linger" in err
     assert lifecycle.find_installed_service(home) is not None
@@ -109,7 +109,7 @@ def test_without_a_working_supervisor_the_setup_says_what_happens_after_a_reboot
     else:
         (user / ".config/systemd").mkdir(parents=True)
         (user / ".config/systemd/user").touch()
-    code, _, err = hyp("setup", "--yes", "--no-backfill")
+    code, _, err = hyp("setup", "--yes", "--no-backfill", "--attach")
     assert code == NO_JAVA
     assert "it does not start with this machine: " in err
     assert "after a reboot, attached clients cannot reach their provider until" in err
@@ -119,8 +119,26 @@ def test_without_a_working_supervisor_the_setup_says_what_happens_after_a_reboot
     assert pid is not None
 
 
-def test_a_setup_that_attaches_nothing_installs_no_service(hyp: Hyp, home: Home, supervisors: FakeSupervisors) -> None:
-    _, _, err = hyp("setup", "--yes", "--no-backfill", "--no-attach")
+def test_by_default_clients_are_followed_by_a_daemon_that_starts_with_the_machine_and_not_attached(
+    hyp: Hyp, home: Home, user: Path, supervisors: FakeSupervisors
+) -> None:
+    settings = (user / ".claude/settings.json").read_text()
+    out = hyp("setup", "--yes", "--no-backfill", "--dry-run")[1]
+    assert "would be started now and with every login; follows claude, codex" in out
+    assert "claude: not asked for; its settings stay as they are" in out
+    _, _, err = hyp("setup", "--yes", "--no-backfill")
+    assert "starts with every login; follows claude, codex" in err
+    assert "next: new sessions are recorded while they are written" in err
+    assert lifecycle.find_installed_service(home) is not None
+    assert (user / ".claude/settings.json").read_text() == settings
+    assert not (user / ".codex/config.toml").exists()
+
+
+def test_a_home_whose_only_task_is_to_receive_rows_installs_no_service(
+    hyp: Hyp, home: Home, supervisors: FakeSupervisors
+) -> None:
+    home.config.write_text(home.config.read_text() + "[clients]\nclaude.enabled = false\ncodex.enabled = false\n")
+    _, _, err = hyp("setup", "--yes", "--no-backfill")
     assert lifecycle.find_installed_service(home) is None
     assert "next: to start the daemon with every login: hyp daemon install" in err
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hypaware import config as configuration
+from hypaware.daemon import lifecycle
 from hypaware.home import Home
 from tests.support.command import HYP
 from tests.support.pseudo_terminal import CTRL_C, CTRL_D, CTRL_U, DOWN, ENTER, ESCAPE, PseudoTerminal
@@ -29,7 +30,7 @@ QUESTIONS = {
     "How long do you want to keep rows?": (DOWN, DOWN, DOWN, DOWN, ENTER),
     "How many days?": ("17", ENTER),
     "Import their history": ("y",),
-    "Do you want to record new sessions": (DOWN, DOWN, ENTER),
+    "Record new sessions while they happen?": ("n",),
 }
 
 
@@ -65,6 +66,29 @@ def test_answers_become_the_config_and_the_steps(user: Path, home: Home) -> None
         },
     }
     assert "ANTHROPIC_BASE_URL" not in (user / ".claude/settings.json").read_text()
+
+
+def test_clients_are_not_attached_unless_the_user_asks_for_it(user: Path, home: Home) -> None:
+    home.root.mkdir(mode=0o700)
+    home.config.write_text('version = 1\n[gateway]\nlisten = "127.0.0.1:0"\n')
+    with terminal() as shown:
+        for question in (
+            "Which clients",
+            "Where do you want",
+            "How long",
+            "Import their history",
+            "Record new sessions",
+        ):
+            shown.expect(question)
+            shown.press(ENTER)
+        shown.expect("the exact usage of answers that were cut off")
+        shown.expect("Send claude, codex through the gateway?")
+        shown.press(ENTER)
+        assert shown.end() == NO_JAVA, shown.shown
+        assert "claude: not asked for; its settings stay as they are" in shown.shown
+        assert "follows claude, codex" in shown.shown
+    assert "ANTHROPIC_BASE_URL" not in (user / ".claude/settings.json").read_text()
+    assert lifecycle.stop_daemon(home, force=True)
 
 
 def test_quitting_at_any_question_changes_nothing(user: Path, tmp_path: Path) -> None:
@@ -121,8 +145,8 @@ def test_history_is_not_imported_without_consent(user: Path, home: Home, key: st
         shown.expect("Import their history")
         shown.press(key)
         if key == "n":
-            shown.expect("Do you want to record new sessions")
-            shown.press(DOWN, DOWN, ENTER)
+            shown.expect("Record new sessions while they happen?")
+            shown.press("n")
         assert shown.end() == (NO_JAVA if key == "n" else 130)
     assert home.config.exists() == (key == "n")
     # The daemon imports transcripts automatically, so the config must exclude the declined history.
@@ -159,7 +183,7 @@ def test_a_second_walkthrough_keeps_the_config_and_asks_before_changing_it(user:
             ("Where do you want to deliver rows?", (ENTER,)),
             ("How long", (ENTER,)),
             ("Import their history", ("n",)),
-            ("Do you want to record new sessions", (DOWN, DOWN, ENTER)),
+            ("Record new sessions while they happen?", ("n",)),
         ):
             shown.expect(question)
             shown.press(*keys)

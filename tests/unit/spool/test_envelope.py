@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypaware.home import Home
-from hypaware.lake.build import BuildTask, SegmentSlice
+from hypaware.lake.build import BuildSettings
+from hypaware.lake.segment_tasks import SegmentSlice, SegmentTask
 from hypaware.model.datasets import INTERNAL, RowRejected, coerce_row
 from hypaware.spool import segments
 from hypaware.spool.reader import read_spooled_rows
@@ -98,14 +99,9 @@ def test_reader_and_flush_accept_the_same_lines(drawn: list[bytes], tail: bytes)
         (segment,) = segments.list_sealed_segments(where)
         read = [found["message_id"] for found in read_spooled_rows(home, DATASET)]
         columns = [column.name for column in MESSAGES.columns] + list(INTERNAL)
-        task = BuildTask(
-            DATASET,
-            (SegmentSlice(segment.name, segment.path, 1, 0, segment.rows),),
-            "flush",
-            home.warehouse,
-            {name: number for number, name in enumerate(columns, 1)},
-        )
-        built = task.run()
+        field_ids = {name: number for number, name in enumerate(columns, 1)}
+        settings = BuildSettings(DATASET, "flush", home.warehouse, field_ids)
+        built = SegmentTask(settings, (SegmentSlice(segment.name, segment.path, 1, 0, segment.rows),)).run()
         refused = {reject.ordinal for reject in built.rejects}
         assert len(read) == built.rows == segment.rows - len(refused)
         assert [seq - 1 for seq in built.seqs] == [each for each in range(segment.rows) if each not in refused]

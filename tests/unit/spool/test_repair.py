@@ -150,7 +150,7 @@ def test_a_repair_on_a_full_disk_raises_an_error_and_keeps_the_orphan(
 
     _orphan(folder, _LINE * 2)
     monkeypatch.setattr(durable_files, "rename_durably", full)
-    with pytest.raises(Retryable, match=r"could not seal .*1-a\.jsonl.*No space"):
+    with pytest.raises(Retryable, match=r"could not read or seal .*1-a\.jsonl.*No space"):
         segments.repair_orphans(folder)
     monkeypatch.undo()
     assert segments.repair_orphans(folder) == [RepairedSegment("1-a", 2, 0)]

@@ -44,7 +44,7 @@ def test_doctor_checks_everything_and_changes_nothing(at: StatusHome) -> None:
     assert everything_under(at.home.root) == before
     assert len(progress) == len(doctor.CHECKS)
     names = {each.name for each in found}
-    assert {name for name, _ in doctor.CHECKS} - {"secrets", "tombstones", "clients", "sinks"} <= names
+    assert {name for name, _ in doctor.CHECKS} - {"secrets", "tombstones", "clients", "history", "sinks"} <= names
     assert {"client:claude", "client:codex"} <= names
     assert all(each.detail and isinstance(each.repair, tuple) for each in found)
 

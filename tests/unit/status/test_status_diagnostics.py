@@ -37,11 +37,47 @@ SOURCE = Path(home_health.__file__).parent
 KINDS = re.compile(r'\b(?:error|warning|info|say)\(\s*"(\w+)"')
 
 
-def test_installed_but_detached_client_is_reported_with_the_attach_command(at: StatusHome) -> None:
+def test_an_installed_client_that_the_config_does_not_name_is_reported(at: StatusHome) -> None:
     at.with_rows(3).with_client()
-    message = at.diagnostic("client_not_attached")
-    assert (message.severity, message.repair) == ("info", ("hyp client attach claude",))
+    message = at.diagnostic("client_not_chosen")
+    assert (message.severity, message.repair) == ("info", ("hyp config set clients.claude.enabled true",))
     assert at.snapshot().overall == "ok"
+
+
+FOLLOWED = {"state": "following", "mode": "notifications", "polling_reason": None, "folders": ["/p"], "error": None}
+
+
+def test_a_client_that_is_only_followed_is_healthy(at: StatusHome) -> None:
+    at.with_engine().with_rows(3).with_client().write_config("[clients.claude]\nenabled = true\n")
+    with at.daemon(follow={"error": None, "clients": {"claude": {**FOLLOWED, "last_recorded_at": at.now.isoformat()}}}):
+        found = at.snapshot()
+        assert (found.overall, {each.severity for each in found.diagnostics} - {"info"}) == ("ok", set())
+        assert not [each for each in found.diagnostics if "claude" in each.message]
+        (claude,) = [each for each in found.clients if each["client"] == "claude"]
+        assert (claude["state"], claude["follow"]["state"]) == ("detached", "following")
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "severity", "text"),
+    [
+        ({"state": "failing", "error": "the disk is full"}, "follow_failing", "warning", "the disk is full"),
+        ({"state": "folder_missing"}, "follow_folder_missing", "info", "/p does not exist"),
+        ({"polling_reason": "no more watches"}, "follow_polling", "info", "no more watches"),
+    ],
+)
+def test_why_transcripts_are_not_followed_as_usual_is_reported(
+    at: StatusHome, facts: dict[str, str], kind: str, severity: str, text: str
+) -> None:
+    at.with_client().write_config("[clients.claude]\nenabled = true\n")
+    with at.daemon(follow={"error": None, "clients": {"claude": {**FOLLOWED, **facts}}}):
+        found = at.diagnostic(kind)
+        assert (found.severity, text in found.message) == (severity, True)
+
+
+def test_a_daemon_that_cannot_follow_at_all_is_reported(at: StatusHome) -> None:
+    at.with_client().write_config("[clients.claude]\nenabled = true\n")
+    with at.daemon(follow={"error": "the state is damaged", "clients": {}}):
+        assert "the state is damaged" in at.diagnostic("follow_failing").message
 
 
 def test_enabled_client_that_is_not_installed_is_reported(at: StatusHome) -> None:
@@ -514,5 +550,5 @@ def test_every_diagnostic_kind_is_documented() -> None:
 
 
 def test_every_diagnostic_kind_has_a_test() -> None:
-    text = Path(__file__).read_text(encoding="utf-8")
+    text = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     assert {kind for kind in _of_code() if f'"{kind}"' not in text} - {"not_set_up"} == set()

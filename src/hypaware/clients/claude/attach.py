@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
 from hypaware.clients import session_hook, settings_file
@@ -33,6 +31,16 @@ from hypaware.clients.attach import (
     find_proxy_exception,
 )
 from hypaware.clients.claude.history import config_folder
+from hypaware.clients.json_text import (
+    BOM,
+    NotPlainJson,
+    add_value,
+    find_member,
+    find_root,
+    list_items,
+    parse_json,
+    remove_item,
+)
 from hypaware.clients.settings_file import SettingsRefused, Splice
 
 VARIABLE = "ANTHROPIC_BASE_URL"
@@ -44,39 +52,13 @@ _EARLIER_EVENTS = ("SessionStart",)
 _SECONDS = 5
 _OURS = re.compile(r"\bhyp'? hook claude\b")
 _OUR_URL = re.compile(r"http://(?:127\.0\.0\.1|localhost|\[::1\]):\d+" + re.escape(CLAUDE_BASE))
-_BOM = "\ufeff"
-_SPACE = re.compile(r"[ \t\r\n]*")
-_INDENT = re.compile(r"[{\[,]\r?\n([ \t]+)[\"{\[]")
-
-
-class _NotPlainJson(ValueError):
-    """The text is not plain JSON; the message says why."""
-
-
-class _JsonItem(NamedTuple):
-    name: str | None
-    """None for an element of an array."""
-    begin: int
-    """Offset of its name, or else of its value."""
-    start: int
-    """Offset of its value."""
-    end: int
-
-
-def _reject_constant(constant: str) -> NoReturn:
-    raise _NotPlainJson(f"{constant} is not JSON")
-
-
-_decoder = json.JSONDecoder(parse_constant=_reject_constant)
 
 
 def hook_command(environment: Environment) -> str:
     """Return the hook's command. It must never disturb the client, even after HypAware was uninstalled."""
-    sibling = Path(sys.executable).parent / "hyp"
-    program = str(sibling) if sibling.is_file() else shutil.which("hyp") or "hyp"
     chosen = environment.get("HYP_HOME")
     home = str(Path(chosen).expanduser().absolute()) if chosen else None
-    return session_hook.build_hook_command("claude", program, home)
+    return session_hook.build_hook_command("claude", session_hook.find_program(), home)
 
 
 class ClaudeSettings:
@@ -91,7 +73,7 @@ class ClaudeSettings:
         settings = self._settings(text)
         previous = settings.get("env", {}).get(VARIABLE)
         edits = _Edits(text)
-        if not text.strip(_BOM + " \t\r\n"):
+        if not text.strip(BOM + " \t\r\n"):
             edits.add(Splice(len(text), "", "{\n}\n"))
         if previous != base_url:
             edits.set_variable(VARIABLE, base_url)
@@ -129,7 +111,7 @@ class ClaudeSettings:
 
     def detach(self, text: str, record: AttachRecord | None) -> str:
         ours: Mapping[str, Any] = record.ours if record else {}
-        if not text.strip(_BOM + " \t\r\n"):
+        if not text.strip(BOM + " \t\r\n"):
             return text
         settings = self._settings(text)
         edits = _Edits(text)
@@ -161,24 +143,24 @@ class ClaudeSettings:
 
     def _settings(self, text: str) -> dict[str, Any]:
         """Parse the settings; raise SettingsRefused for every form that the edits cannot handle."""
-        if not text.strip(_BOM + " \t\r\n"):
+        if not text.strip(BOM + " \t\r\n"):
             return {}
         try:
-            settings = _parse_json(text.removeprefix(_BOM))
+            settings = parse_json(text.removeprefix(BOM))
             if not isinstance(settings, dict):
-                raise _NotPlainJson("it is not a JSON object")
+                raise NotPlainJson("it is not a JSON object")
             env, hooks = settings.get("env", {}), settings.get("hooks", {})
             if not isinstance(env, dict) or not isinstance(env.get(VARIABLE, ""), str):
-                raise _NotPlainJson(f"env is not an object, or its {VARIABLE} is not text")
+                raise NotPlainJson(f"env is not an object, or its {VARIABLE} is not text")
             if not isinstance(hooks, dict) or not all(
                 isinstance(hooks.get(event, []), list) for event in (*EVENTS, *_EARLIER_EVENTS)
             ):
-                raise _NotPlainJson("hooks is not an object, or the hooks of an event are not a list")
+                raise NotPlainJson("hooks is not an object, or the hooks of an event are not a list")
             # Refuses duplicate keys.
-            for member in _list_items(text, _find_root(text)):
+            for member in list_items(text, find_root(text)):
                 if member.name in ("env", "hooks"):
-                    _list_items(text, member.start)
-        except _NotPlainJson as reason:
+                    list_items(text, member.start)
+        except NotPlainJson as reason:
             raise SettingsRefused(f"cannot edit Claude Code's settings.json: {reason}. Nothing was written") from None
         return settings
 
@@ -218,9 +200,9 @@ class _Edits:
 
     def _inside(self, *path: str) -> int | None:
         """Return the offset of the container at this path, or None."""
-        start = _find_root(self.text)
+        start = find_root(self.text)
         for name in path:
-            if (found := _find_member(self.text, start, name)) is None:
+            if (found := find_member(self.text, start, name)) is None:
                 return None
             start = found.start
         return start
@@ -230,7 +212,7 @@ class _Edits:
         if self._inside(*path) is None:
             outer = self._inside(*path[:-1])
             assert outer is not None
-            self.add(_add(self.text, outer, empty, path[-1]))
+            self.add(add_value(self.text, outer, empty, path[-1]))
             self.created.append(".".join(path))
         start = self._inside(*path)
         assert start is not None
@@ -238,16 +220,16 @@ class _Edits:
 
     def set_variable(self, name: str, value: str) -> None:
         env = self._ensure({}, "env")
-        if found := _find_member(self.text, env, name):
+        if found := find_member(self.text, env, name):
             self.add(Splice(found.start, self.text[found.start : found.end], json.dumps(value, ensure_ascii=False)))
         else:
-            self.add(_add(self.text, env, value, name))
+            self.add(add_value(self.text, env, value, name))
 
     def restore_variable(self, name: str, previous: str | None) -> None:
         if previous is not None:
             self.set_variable(name, previous)
         elif (env := self._inside("env")) is not None:
-            self.add(_remove(self.text, env, name))
+            self.add(remove_item(self.text, env, name))
             self.emptied.add("env")
 
     def add_hook(self, event: str, matcher: str | None, command: str) -> None:
@@ -255,29 +237,29 @@ class _Edits:
         groups = self._ensure([], "hooks", event)
         group: dict[str, Any] = {"matcher": matcher} if matcher else {}
         group["hooks"] = [{"type": "command", "command": command, "timeout": _SECONDS}]
-        self.add(_add(self.text, groups, group))
+        self.add(add_value(self.text, groups, group))
 
     def remove_hooks(self, event: str, commands: Any) -> None:
         """Remove all our hooks of an event, wherever they are, and groups that contain nothing else."""
         while (place := self._our_hook(event, commands)) is not None:
             groups, group, hooks, hook = place
             self.emptied |= {"hooks", f"hooks.{event}"}
-            if len(_list_items(self.text, hooks)) == 1:
-                self.add(_remove(self.text, groups, group))
+            if len(list_items(self.text, hooks)) == 1:
+                self.add(remove_item(self.text, groups, group))
             else:
-                self.add(_remove(self.text, hooks, hook))
+                self.add(remove_item(self.text, hooks, hook))
 
     def _our_hook(self, event: str, commands: Any) -> tuple[int, int, int, int] | None:
         groups = self._inside("hooks", event)
         if groups is None:
             return None
-        for group, (_, _, start, end) in enumerate(_list_items(self.text, groups)):
+        for group, (_, _, start, end) in enumerate(list_items(self.text, groups)):
             value = json.loads(self.text[start:end])
             hooks = value.get("hooks") if isinstance(value, dict) else None
             for hook, each in enumerate(hooks if isinstance(hooks, list) else ()):
                 command = each.get("command") if isinstance(each, dict) else None
                 if isinstance(command, str) and (command in commands or _OURS.search(command)):
-                    inside = _find_member(self.text, start, "hooks")
+                    inside = find_member(self.text, start, "hooks")
                     assert inside is not None
                     return groups, group, inside.start, hook
         return None
@@ -287,99 +269,6 @@ class _Edits:
         for path in sorted(created, key=lambda each: -each.count(".")):
             *outer, name = path.split(".")
             start = self._inside(*outer)
-            found = _find_member(self.text, start, name) if start is not None else None
+            found = find_member(self.text, start, name) if start is not None else None
             if start is not None and found and json.loads(self.text[found.start : found.end]) in ({}, []):
-                self.add(_remove(self.text, start, name))
-
-
-def _parse_json(text: str) -> Any:
-    try:
-        value, end = _decoder.raw_decode(text, _skip_space(text, 0))
-    except json.JSONDecodeError as error:
-        raise _NotPlainJson(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
-    except RecursionError:
-        raise _NotPlainJson("nested too deeply") from None
-    if (end := _skip_space(text, end)) != len(text):
-        raise _NotPlainJson(f"line {text.count(chr(10), 0, end) + 1}: unexpected text after the end of the JSON value")
-    return value
-
-
-def _find_root(text: str) -> int:
-    return _skip_space(text, len(_BOM) if text.startswith(_BOM) else 0)
-
-
-def _list_items(text: str, start: int) -> list[_JsonItem]:
-    """Return the members of the object, or the elements of the array, that begins at `start`."""
-    is_object = text[start] == "{"
-    found: list[_JsonItem] = []
-    at = _skip_space(text, start + 1)
-    while text[at] not in "}]":
-        name, begin = None, at
-        if is_object:
-            name, at = _decoder.raw_decode(text, at)
-            at = _skip_space(text, _skip_space(text, at) + 1)
-        _, end = _decoder.raw_decode(text, at)
-        found.append(_JsonItem(name, begin, at, end))
-        at = _skip_space(text, end)
-        if text[at] == ",":
-            at = _skip_space(text, at + 1)
-    if is_object and len({each.name for each in found}) < len(found):
-        raise _NotPlainJson(f"line {text.count(chr(10), 0, start) + 1}: an object has a duplicate key")
-    return found
-
-
-def _find_member(text: str, start: int, name: str) -> _JsonItem | None:
-    return next((each for each in _list_items(text, start) if each.name == name), None)
-
-
-def _add(text: str, start: int, value: Any, member: str | None = None) -> Splice:
-    """Return the edit that adds an element, or a member of this name, to the container that begins at `start`."""
-    ends = [each.end for each in _list_items(text, start)]
-    name = "" if member is None else f"{json.dumps(member)}: "
-    inside = text[start + 1 : _skip_space(text, start + 1)]
-    line_end = "\r\n" if "\r\n" in text else "\n"
-    many_lines = "\n" in inside or (not ends and ("\n" in text.strip() or len(text.strip()) <= 2))
-    if not many_lines:
-        written = name + json.dumps(value, ensure_ascii=False)
-        return Splice(ends[-1], "", f", {written}") if ends else Splice(start + 1, "", written)
-    indent = found[1] if (found := _INDENT.search(text)) else "  "
-    # The indentation of the line on which the container begins gives its depth.
-    outer = re.match(r"[ \t]*", text[text.rfind("\n", 0, start) + 1 :])[0]  # type: ignore[index]
-    depth = _depth(text, start)
-    unit = outer[: len(outer) // depth] if depth and outer and len(outer) % depth == 0 else indent
-    body = json.dumps(value, ensure_ascii=False, indent=unit).replace("\n", line_end + outer + unit)
-    line = line_end + outer + unit + name + body
-    if ends:
-        return Splice(ends[-1], "", f",{line}")
-    return Splice(start + 1, "", line if "\n" in inside else line + line_end + outer)
-
-
-def _depth(text: str, start: int) -> int:
-    """Return how many containers enclose an offset; brackets inside strings do not count."""
-    depth, at = 0, _skip_space(text, 0)
-    while at < start:
-        if text[at] == '"':
-            _, at = _decoder.raw_decode(text, at)
-            continue
-        depth += (text[at] in "{[") - (text[at] in "}]")
-        at += 1
-    return depth
-
-
-def _remove(text: str, start: int, item: int | str) -> Splice:
-    """Return the edit that removes a member, by its name, or an element, by its index."""
-    found = _list_items(text, start)
-    index = item if isinstance(item, int) else [each.name for each in found].index(item)
-    begin, end = found[index].begin, found[index].end
-    if index:
-        begin = found[index - 1].end
-    elif len(found) > 1:
-        end = found[1].begin
-    else:
-        begin, end = start + 1, _skip_space(text, end)
-    return Splice(begin, text[begin:end], "")
-
-
-def _skip_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+                self.add(remove_item(self.text, start, name))

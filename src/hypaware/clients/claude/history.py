@@ -31,7 +31,7 @@ from hypaware.clients.claude.index import (
     get_role,
     is_api_error,
 )
-from hypaware.clients.client import Environment, ImportItem, Provenance, ProviderEvent, Source
+from hypaware.clients.client import Environment, ExpiryRule, ImportItem, Provenance, ProviderEvent, Source
 from hypaware.clients.reader import SourceLine, SourceReader, SourceSnapshot
 from hypaware.home.durable_files import open_regular_file
 from hypaware.home.session_context import SessionColumns, session_columns
@@ -70,6 +70,14 @@ _FRAME = {
     "timestamp": "timestamp",
 }
 _MAX_META_BYTES = 1 << 16
+_DEFAULT_DAYS = 30
+_MAX_DAYS = 36_500
+_MANAGED_SETTINGS = (
+    Path("/etc/claude-code/managed-settings.json"),
+    Path("/Library/Application Support/ClaudeCode/managed-settings.json"),
+)
+"""The settings of the machine's administrator, before those of the user; on Linux and macOS."""
+_SESSION = re.compile(rb'"sessionId":\s?"([0-9A-Za-z_-]{1,100})"')
 _TIMESTAMP = re.compile(rb'"timestamp":\s?"([0-9TZ:.+-]{10,40})"')
 
 
@@ -79,8 +87,11 @@ class ClaudeHistory:
     datasets = ("ai_gateway_messages",)
     environment = ("CLAUDE_CONFIG_DIR", "HOME", "HYP_HOME")
 
+    def folders(self, environment: Environment) -> tuple[Path, ...]:
+        return (config_folder(environment) / "projects",)
+
     def find(self, environment: Environment) -> Iterator[Source | ProviderEvent]:
-        projects = config_folder(environment) / "projects"
+        (projects,) = self.folders(environment)
         if not projects.is_dir():
             yield ProviderEvent("no_history", {"path": _printable(projects)})
             return
@@ -114,8 +125,43 @@ class ClaudeHistory:
         times = (to_utc_text(found.decode("ascii")) for found in _TIMESTAMP.findall(head))
         return min((time for time in times if time is not None), default=None)
 
+    def session_of(self, path: Path, head: bytes) -> str | None:
+        found = _SESSION.search(head)
+        return found[1].decode("ascii") if found else None
+
+    def expiry(self, environment: Environment) -> ExpiryRule | None:
+        """Return the rule of `cleanupPeriodDays`: at its start, at most once a day, Claude Code deletes transcripts.
+
+        It goes by the time of the file and deletes the folder of the session as well. The settings of the project in
+        which it is started count too, for the transcripts of all projects; they are not known here.
+        """
+        for path in (*_MANAGED_SETTINGS, config_folder(environment) / "settings.json"):
+            with suppress(OSError, ValueError, RecursionError):
+                settings = orjson.loads(path.read_bytes())
+                days = settings.get("cleanupPeriodDays") if isinstance(settings, dict) else None
+                # 0 deletes nothing, in old versions and new ones. Another invalid value counts as the default.
+                if type(days) is int and days >= 0:
+                    setting = f"cleanupPeriodDays in {_printable(path)}"
+                    return ExpiryRule(min(days, _MAX_DAYS), setting) if days else None
+        return ExpiryRule(_DEFAULT_DAYS, "cleanupPeriodDays, by default")
+
+    def list_sessions(self, environment: Environment) -> Iterator[tuple[str, os.stat_result]]:
+        (projects,) = self.folders(environment)
+        for project in _scan(str(projects)):
+            for entry in _scan(project.path) if _is_folder(project) else ():
+                # Older versions keep the transcripts of subagents next to those of sessions.
+                if entry.name.endswith(".jsonl") and not entry.name.startswith("agent-"):
+                    with suppress(OSError):
+                        if stat.S_ISREG((status := entry.stat()).st_mode):
+                            yield entry.path, status
+
+    def list_parts(self, path: str) -> list[str]:
+        folder = f"{path.removesuffix('.jsonl')}{os.sep}subagents"
+        return [entry.path for entry in _scan(folder) if entry.name.endswith(".jsonl")]
+
     def read(self, reader: SourceReader, environment: Environment) -> Iterator[ImportItem | ProviderEvent]:
         index = TranscriptIndex(reader)
+        reader.titles, reader.leaves = index.titles(), index.leaves()
         records = read_session_records(environment)
         for session in index.sessions.values():
             if any(_is_fresh(entry) for entry in session.entries):
@@ -128,6 +174,21 @@ def config_folder(environment: Environment) -> Path:
     if chosen := environment.get("CLAUDE_CONFIG_DIR"):
         return Path(chosen)
     return Path(environment["HOME"]) / ".claude"
+
+
+def _scan(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _is_new(status: os.stat_result, seen: set[Inode]) -> bool:

@@ -14,7 +14,7 @@ A transcript has one line per content block, each with the token counts at that 
 count once, on the last line of the response that makes a row; counts that a line lacks keep their earlier value. Counts
 that no row can carry yet wait for a line that can. Input does not include cached tokens; output includes thinking. The
 last response of a thread may still grow: while the file is not quiet, the whole response is held back for the next
-import. A partly imported response is not held back; its later lines carry differences.
+import, unless the reader releases it. A partly imported response is not held back; its later lines carry differences.
 
 Newer transcripts have a request log: `api-request-shape` lines hold system prompt and tools once per shape
 (`shapeHash`, `shape: {system, tools}`), `api-request` lines name the shape of each request (`id`, `shapeHash`), and
@@ -28,17 +28,21 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Container
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from hypaware.clients.reader import SourceLine, SourceReader
 from hypaware.model.blocks import has_parts
 from hypaware.model.expand import Occurrences, fallback_scope
 from hypaware.model.sanitize import to_utc_text
+from hypaware.state.titles import MAX_RAW_LENGTH, SessionTitle
 
 LineValue = dict[str, Any]
-_COUNT_NAMES = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
-Counts = tuple[Any, Any, Any, Any, Any]
+_COUNT_NAMES = (
+    *("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens"),
+    *("reasoning_tokens", "cache_write_1h_tokens"),
+)
+Counts = tuple[Any, Any, Any, Any, Any, Any]
 """In the order of `_COUNT_NAMES`. A compact form, because the next line replaces most of them."""
 ThreadKey = tuple[str | None, Any, bool]
 """(root of its lines, agent, sidechain): two agents that take turns writing to one file are two threads."""
@@ -47,9 +51,17 @@ SYNTHETIC = "<synthetic>"
 _BOOKKEEPING = frozenset(
     [
         *("queue-operation", "attachment", "system", "summary", "last-prompt", "ai-title", "mode", "permission-mode"),
-        *("tools-used", "cost-state", "atis-latch", "progress"),
+        *("tools-used", "cost-state", "atis-latch", "progress", "custom-title"),
     ]
 )
+_TITLES: dict[str, tuple[Literal["user", "client"], str]] = {
+    "custom-title": ("user", "customTitle"),
+    "ai-title": ("client", "aiTitle"),
+    "summary": ("client", "summary"),
+}
+"""Type of a line → (kind of its title, the key that holds it)."""
+_MAX_TITLES = 1000
+_MAX_LEAVES = 256
 _QUEUED_COMMAND = "queued_command"
 _HUMAN_ORIGINS = (None, "human", "person", "composer", "voice-call", "remote", "channel")
 _FILE_HISTORY = "file-history-"
@@ -141,6 +153,8 @@ class TranscriptIndex:
         self._requests = RequestLog()
         self._occurrences = Occurrences()
         self.sessions: dict[str, TranscriptSession] = {}
+        self._last_time = ""
+        self._titles: dict[tuple[str, str, str | None], SessionTitle] = {}
         for line in reader.lines():
             self._add(line, line.value)
         self._hold_back()
@@ -155,6 +169,8 @@ class TranscriptIndex:
             self._requests.add(line, value)
             self._skip(line, "bookkeeping")
             return
+        if isinstance(line_type, str) and line_type in _TITLES:
+            self._add_title(value, *_TITLES[line_type])
         root = self._threads.add(value)
         message = get_message(value)
         role = get_role(value, message)
@@ -178,6 +194,7 @@ class TranscriptIndex:
         is_known = uuid in session.uuids or uuid in session.queued or source in session.uuids
         makes_row = has_parts(content) and not is_known
         time = to_utc_text(value.get("timestamp"))
+        self._last_time = time or self._last_time
         response = self._response(value, message, session_id, root) if role == "assistant" else None
         held_as = response.key if response is not None else None
         is_new = self._reader.is_new(line.offset, held_as)
@@ -204,6 +221,38 @@ class TranscriptIndex:
         if response is not None and (request := value.get("requestRef")) is not None:
             shape = self._requests.first_use(session_id, request)
         session.entries.append(TranscriptEntry(line, uuid, time, fresh, occurrence, response, shape))
+
+    def _add_title(self, value: LineValue, kind: Literal["user", "client"], key: str) -> None:
+        if isinstance(title := value.get(key), str) and (title or kind == "user"):
+            session, leaf = text_or_none(value.get("sessionId")) or "", text_or_none(value.get("leafUuid"))
+            place = (kind, session, leaf)
+            if place in self._titles or len(self._titles) < _MAX_TITLES:
+                # The client repeats them; the last one counts.
+                self._titles.pop(place, None)
+                self._titles[place] = SessionTitle(kind, title[:MAX_RAW_LENGTH], session, self._last_time, leaf=leaf)
+
+    def titles(self) -> list[SessionTitle]:
+        """Return the titles of sessions. A summary names a message; its session may be in another source."""
+        return [
+            replace(each, session_id=session, cwd=self._folder_of(session))
+            for each in self._titles.values()
+            for session in (each.session_id or self._session_of(each.leaf) or "",)
+        ]
+
+    def leaves(self) -> dict[str, str]:
+        """Return the messages that no other line follows, with their sessions."""
+        inner = set(self.parents.values())
+        last = [uuid for uuid in self.parents if uuid not in inner][-_MAX_LEAVES:]
+        return {uuid: session for uuid in last if (session := self._session_of(uuid))}
+
+    def _session_of(self, uuid: str | None) -> str | None:
+        found = next((each.id for each in self.sessions.values() if uuid in each.uuids), None)
+        if found is None and len(self.sessions) == 1 and uuid in self.parents:
+            return next(iter(self.sessions))
+        return found
+
+    def _folder_of(self, session: str) -> str | None:
+        return self.sessions[session].facts.get("cwd") if session in self.sessions else None
 
     def _response(
         self, value: LineValue, message: LineValue, session: str, root: str | None
@@ -232,9 +281,10 @@ class TranscriptIndex:
     def _hold_back(self) -> None:
         """Hold back responses that may still grow, and lines whose counts no row can carry yet; a later line may."""
         responses = set(self._responses.values())
-        if not self._reader.source.quiet:
+        source = self._reader.source
+        if not source.quiet:
             for response in self._last_response.values():
-                if response is not None and not response.partly_imported:
+                if response is not None and not response.partly_imported and response.key not in source.released:
                     response.held = True
             self._reader.held |= {str(each.key) for each in responses if each.held}
         waiting = (each for each in responses if each.has_new_lines and each.last_line is None and not each.held)
@@ -398,12 +448,14 @@ def get_counts(usage_block: Any) -> Counts | None:
     if not isinstance(usage_block, dict):
         return None
     details = usage_block.get("output_tokens_details")
+    written = usage_block.get("cache_creation")
     return (
         usage_block.get("input_tokens"),
         usage_block.get("output_tokens"),
         usage_block.get("cache_read_input_tokens"),
         usage_block.get("cache_creation_input_tokens"),
         (details.get("thinking_tokens") or None) if isinstance(details, dict) else None,
+        (written.get("ephemeral_1h_input_tokens") or None) if isinstance(written, dict) else None,
     )
 
 
@@ -417,6 +469,7 @@ def merge_counts(older: Counts | None, newer: Counts) -> Counts:
         older[2] if newer[2] is None else newer[2],
         older[3] if newer[3] is None else newer[3],
         older[4] if newer[4] is None else newer[4],
+        older[5] if newer[5] is None else newer[5],
     )
 
 

@@ -14,19 +14,26 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from hypaware.clients.client import Environment, ImportItem, Provenance, ProviderEvent, Source
 from hypaware.clients.codex import rollout
 from hypaware.clients.codex.rollout import Payload, RolloutThread, absolute_folder, text_or_none
 from hypaware.clients.reader import SourceLine, SourceReader, SourceSnapshot
+from hypaware.home.durable_files import open_regular_file
 from hypaware.model.columns import format_timestamp
 from hypaware.model.expand import Exchange, Message
 from hypaware.model.sanitize import to_utc_text
+from hypaware.state.titles import MAX_RAW_LENGTH, SessionTitle
 from hypaware.text import strip_url_credentials
 
+_MAX_INDEX_BYTES = 16 << 20
 _ROLLOUTS = (".jsonl", ".json")
 _COMPRESSED = (".jsonl.zst", ".jsonl.gz")
 # Folders of the app under the user's home, on Linux and macOS.
@@ -45,6 +52,7 @@ _CHROMIUMS = (
 _CHROMIUM_STORAGE = "Default/IndexedDB/https_chatgpt.com_0.indexeddb.leveldb"
 # Quotes inside a string are escaped, so this matches only keys.
 _TIMESTAMP = re.compile(rb'"timestamp"\s*:\s*"([0-9TZ:.+-]{16,40})"')
+_SESSION = re.compile(rb'"session_id"\s*:\s*"([0-9A-Za-z_-]{1,100})"')
 _NATIVE = {"codex": {"identity_source": "native"}}
 _FALLBACK = {"codex": {"identity_source": "gateway_fallback"}}
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -104,15 +112,27 @@ def _other_history(home: Path, codex_home: Path) -> Iterator[ProviderEvent]:
             yield ProviderEvent("unsupported_location", {"kind": kind, "path": printable(path)})
 
 
+def _user_home(environment: Environment) -> Path:
+    return Path(environment.get("HOME") or "~").expanduser()
+
+
+def _codex_home(environment: Environment) -> Path:
+    return Path(environment.get("CODEX_HOME") or _user_home(environment) / ".codex")
+
+
 class CodexHistory:
+    """Codex compresses old rollouts but deletes none, so it has no expiry."""
+
     name = "codex"
     summary = "Codex sessions: ~/.codex/sessions (or CODEX_HOME)"
     datasets = ("ai_gateway_messages",)
     environment = ("CODEX_HOME", "HOME")
 
+    def folders(self, environment: Environment) -> tuple[Path, ...]:
+        return (_codex_home(environment) / "sessions",)
+
     def find(self, environment: Environment) -> Iterator[Source | ProviderEvent]:
-        home = Path(environment.get("HOME") or "~").expanduser()
-        codex_home = Path(environment.get("CODEX_HOME") or home / ".codex")
+        home, codex_home = _user_home(environment), _codex_home(environment)
         yield from _other_history(home, codex_home)
         sessions = codex_home / "sessions"
         paths: list[Path] = []
@@ -145,6 +165,17 @@ class CodexHistory:
         times = (to_utc_text(found[1].decode("ascii")) for found in _TIMESTAMP.finditer(head))
         return min((time for time in times if time is not None), default=None)
 
+    def session_of(self, path: Path, head: bytes) -> str | None:
+        in_name = _UUID.search(path.name)
+        found = _SESSION.search(head[: head.find(b"\n") + 1] or head)
+        return found[1].decode("ascii") if found else in_name.group() if in_name else None
+
+    def is_kept_elsewhere(self, path: str) -> bool:
+        """Codex compresses old rollouts in place, and moves archived ones."""
+        home, _, name = path.rpartition(f"{os.sep}sessions{os.sep}")
+        archived = Path(home) / "archived_sessions" / Path(name).name
+        return any(os.access(f"{each}{end}", os.F_OK) for each in (path, archived) for end in ("", ".zst", ".gz"))
+
     def read(self, reader: SourceReader, environment: Environment) -> Iterator[ImportItem | ProviderEvent]:
         document = rollout.read_document(reader)
         if document is None:
@@ -156,7 +187,49 @@ class CodexHistory:
             meta: Payload = session if isinstance(session, dict) else {}
             thread = RolloutThread(meta, cwd=absolute_folder(meta.get("cwd")))
             messages = _document_messages(reader, document)
-        yield _build_item(reader.source, thread, messages)
+        item = _build_item(reader.source, thread, messages)
+        reader.titles = list(_list_titles(item.value.session_id, item.provenance.native_id, thread, environment))
+        yield item
+
+
+def _list_titles(
+    session: str, thread_id: str, thread: RolloutThread, environment: Environment
+) -> Iterator[SessionTitle]:
+    """Yield the name that the user gave to the thread. The names of subagents' threads are not those of sessions."""
+    if session != thread_id:
+        return
+    if thread.name is not None:
+        yield SessionTitle("user", thread.name[:MAX_RAW_LENGTH], session, thread.first_time or "", thread.cwd)
+    if (listed := _thread_names(_codex_home(environment) / "session_index.jsonl").get(session)) is not None:
+        name, at = listed
+        yield SessionTitle("user", name, session, at, thread.cwd)
+
+
+def _thread_names(path: Path) -> Mapping[str, tuple[str, str]]:
+    """Return (name, time) by thread, from the file to which Codex appends a line for each change."""
+    try:
+        status = path.stat()
+    except OSError:
+        return {}
+    return _parse_thread_names(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1)
+def _parse_thread_names(path: Path, _mtime_ns: int, size: int) -> Mapping[str, tuple[str, str]]:
+    names: dict[str, tuple[str, str]] = {}
+    try:
+        with open_regular_file(path) as file:
+            file.seek(max(0, size - _MAX_INDEX_BYTES))
+            lines = file.read(_MAX_INDEX_BYTES).splitlines()
+    except OSError:
+        return {}
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            entry = orjson.loads(line)
+            if isinstance(entry, dict) and isinstance(name := entry.get("thread_name"), str):
+                at = entry.get("updated_at")
+                names[str(entry.get("id"))] = name[:MAX_RAW_LENGTH], to_utc_text(at) or ""
+    return names
 
 
 def _build_item(source: SourceSnapshot, thread: RolloutThread, messages: Iterable[Message]) -> ImportItem:

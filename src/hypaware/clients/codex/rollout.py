@@ -40,6 +40,7 @@ _BOOKKEEPING_ITEMS = frozenset(
         *("context_compaction", "ghost_snapshot", "other"),
     ]
 )
+_NAME_EVENT = "thread_name_updated"
 _HEAD_BYTES = 64 << 10
 _READ_LINES = frozenset({"event_msg", "response_item", "session_meta", "token_usage_record", "turn_context"})
 _BOOKKEEPING_LINES = frozenset(
@@ -61,6 +62,8 @@ class RolloutThread:
     cwd: str | None = None
     """The session's working folder, or else that of the first turn that has one."""
     first_time: str | None = None
+    name: str | None = None
+    """The thread's name, from the last event that changed it."""
     carriers: UsageCarriers = field(default_factory=UsageCarriers)
     _tally: UsageCounter = field(default_factory=UsageCounter)
     _ids: set[str | None] = field(default_factory=set)
@@ -111,6 +114,9 @@ class RolloutThread:
                 counted = self._tally.add_record(payload)
             case _ if payload.get("type") == "token_count":
                 counted = self._tally.add_snapshot(payload)
+            case _ if payload.get("type") == _NAME_EVENT:
+                self.name = text_or_none(payload.get("thread_name")) or self.name
+                return "bookkeeping"
             case _:
                 return "bookkeeping"
         if counted is not None:

@@ -14,7 +14,7 @@ model); a turn begins with the user's message. An imported message cannot change
 - counts before the first such message of their turn wait for one in this turn, and are dropped without it.
 
 Everything held back is recorded under its offset, so that the next import reads it as new. In a quiet file no message
-is held back.
+is held back, and neither is one that the reader releases.
 """
 
 from __future__ import annotations
@@ -191,8 +191,9 @@ class UsageCarriers:
         """Finish at the end of the file: hold back messages that may change, and count unassigned counts as skipped."""
         quiet = reader.source.quiet
         unfinished = self.slots if hold_all else [] if self._unfinished is None else self.slots[self._unfinished :]
+        released = frozenset[str]() if hold_all else reader.source.released
         for slot in unfinished if not quiet else ():
-            if slot.new:
+            if slot.new and held_key(slot.line.offset) not in released:
                 slot.held = True
                 reader.held.update(map(held_key, (slot.line.offset, *slot.counts_at)))
         if quiet:

@@ -129,6 +129,8 @@ class PurgeReport:
     """Rows of the spool that were kept out of the lake; the other rows of the spool were flushed first."""
     spool_held: list[str] = field(default_factory=list)
     """Segments that a running process has not sealed."""
+    spool_unreadable: list[str] = field(default_factory=list)
+    """In a dry run, what is wrong with segments that cannot be read. A purge refuses to overlook them."""
     rejects: int = 0
     letters: int = 0
     letter_rows: int = 0
@@ -148,7 +150,7 @@ class PurgeReport:
             "dry_run": self.dry_run,
             "datasets": [each.as_json() for each in self.datasets],
             "left_alone": self.left_alone,
-            "spool": {"rows": self.spool_rows, "held": self.spool_held},
+            "spool": {"rows": self.spool_rows, "held": self.spool_held, "unreadable": self.spool_unreadable},
             "rejects": self.rejects,
             "dead_letters": {"letters": self.letters, "rows": self.letter_rows},
             "delivered": self.delivered,

@@ -32,13 +32,12 @@ from hypaware.iceberg import metadata
 from hypaware.lake import locks, prepare, tombstones
 from hypaware.lake.flush import Flusher
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.row_keys import hash_row_key
 from hypaware.maintain.purge.context import PurgeContext, PurgeReport, RemovedRows
 from hypaware.maintain.purge.selector import PurgeSelector
 from hypaware.model import datasets
-from hypaware.model.datasets import Dataset, Row, RowRejected
+from hypaware.model.datasets import Dataset, Row, RowRejected, hash_row_key
 from hypaware.spool import reader, segments
-from hypaware.state import dead_letters, mirror, streams
+from hypaware.state import dead_letters, mirror, streams, titles
 from hypaware.state.dead_letters import DeadLetter
 from hypaware.state.store import Connection, StateStore
 from hypaware.state.streams import Stream
@@ -101,6 +100,18 @@ def remove_rejects(context: PurgeContext, report: PurgeReport, removed_rows: Rem
                 report.spool_rows += _rewrite_lines(path, matches, is_incoming=True)
 
 
+def remove_titles(context: PurgeContext) -> None:
+    """Remove the titles of purged sessions from the state, which is rewritten afterwards."""
+    kind, values = context.selector.kind, context.selector.values
+    with context.store.transaction() as connection:
+        titles.remove_titles(
+            connection,
+            session_ids=values if kind == "session" else context.sessions if kind == "cwd" else (),
+            clients=values if kind == "source" else (),
+            before=values[0] if kind == "before" else None,
+        )
+
+
 def line_matcher(
     selector: PurgeSelector, dataset: Dataset, removed_rows: RemovedRows, own_gateway: str | None
 ) -> LineMatcher:
@@ -122,9 +133,12 @@ def count_rejects(home: Home, dataset: Dataset, selector: PurgeSelector) -> int:
     return sum(matches(line) for path in _files_in(home, dataset, "rejected") for line in original_lines(path))
 
 
-def unflushed_rows(home: Home, dataset: Dataset) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all segments, including batches that a server has not registered yet."""
-    yield from reader.read_spooled_rows(home, dataset.name)
+def unflushed_rows(home: Home, unreadable: dict[Path, OSError], dataset: Dataset) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all segments, including batches that a server has not registered yet.
+
+    Segments that cannot be read are added to `unreadable`.
+    """
+    yield from reader.read_spooled_rows(home, dataset.name, unreadable=unreadable)
     for path in _files_in(home, dataset, "incoming"):
         yield from segment_rows(dataset, path)
 

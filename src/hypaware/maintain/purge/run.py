@@ -1,6 +1,6 @@
 """One purge, from tombstones to verification. A dry run is the search of the purge without its changes.
 
-    tombstones · flush · find · rewrite · commit · forget · rejects, dead letters · free pages · verify
+    tombstones · flush · find · rewrite · commit · forget · rejects, dead letters · index, free pages · verify
 
 Tombstones are durable before the first row is deleted. If the process is killed at any point, no purged row comes back,
 other rows are unharmed, and the same command finishes the purge; until then `hyp verify` reports it.
@@ -29,6 +29,7 @@ from hypaware.errors import Cancelled, HypError, LakeError
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import CatalogEntry
+from hypaware.index.scrub import scrub_index
 from hypaware.lake import health, key_index, locks, tombstones
 from hypaware.lake.build import BuildFailure, BuildResult, Task
 from hypaware.maintain.purge import copies, search, table, verify
@@ -94,6 +95,7 @@ def run_purge(context: PurgeContext) -> PurgeReport:
     _after_lake()
     copies.remove_rejects(context, report, removed_rows)
     copies.remove_from_dead_letters(context, report, removed_rows)
+    copies.remove_titles(context)
     report.delivered = removed_rows.copies
     if context.allow_reimport:
         # A row does not name its transcript, so an import must read all of them again.
@@ -103,6 +105,8 @@ def run_purge(context: PurgeContext) -> PurgeReport:
                     flushes.forget_checkpoints(connection, dataset.name)
     if context.selector.kind == "cwd":
         folder_memory.forget_names(context.home, context.selector.values)
+    context.progress("removing the rows from the index", 0, 0)
+    scrub_index(context.home)
     # The state is rewritten (VACUUM): it is small, and its dead letters were the only rows in it. The key index holds
     # hashes and overwrites them when it deletes (`KeyIndex.remove_rows`), so only its log is truncated: rewriting
     # gigabytes of it would remove nothing more.
@@ -204,7 +208,8 @@ def plan_purge(home: Home, selector: PurgeSelector, progress: ProgressCallback) 
     health.refuse_delete_files(home)
     report, found = PurgeReport(selector, dry_run=True), RemovedRows()
     report.left_alone = unaffected_datasets(selector, datasets.list_all())
-    spooled_rows = partial(copies.unflushed_rows, home)
+    unreadable: dict[Path, OSError] = {}
+    spooled_rows = partial(copies.unflushed_rows, home, unreadable)
     sessions = {*search.find_sessions(home, selector, _run_here), *search.sessions_of_rows(selector, spooled_rows)}
     for dataset in datasets.list_all():
         if (within := selector.for_dataset(dataset, sorted(sessions))) is None:
@@ -217,6 +222,7 @@ def plan_purge(home: Home, selector: PurgeSelector, progress: ProgressCallback) 
         with closing(open_home(home).store) as store:
             report.letters, report.letter_rows = copies.count_dead_letters(store, selector)
             report.delivered = copies.list_copies(store, found.seqs)
+    report.spool_unreadable = [f"{path}: {error.strerror or error}" for path, error in unreadable.items()]
     return report.as_json()
 
 

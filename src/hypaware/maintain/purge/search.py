@@ -24,12 +24,12 @@ from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import DataFile
 from hypaware.lake.build import BuildFailure, BuildResult, Task
-from hypaware.lake.row_keys import KEY_BYTES, MatchKeys, hash_key, hash_live_text, hash_row_key
+from hypaware.lake.row_keys import MatchKeys, hash_live_text
 from hypaware.lake.tombstones import SESSION_COLUMN
 from hypaware.maintain.compact_plan import split_by_weight
 from hypaware.maintain.purge.selector import CWD, PurgeSelector, text_columns
 from hypaware.model import datasets
-from hypaware.model.datasets import GATEWAY, SEQ, Dataset
+from hypaware.model.datasets import GATEWAY, KEY_BYTES, SEQ, Dataset, hash_key, hash_row_key
 
 _TASK_FILES = 24
 _TASK_BYTES = 256 << 20

@@ -27,9 +27,8 @@ from hypaware.home import durable_files
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import CatalogEntry, DataFile, TableMetadata
 from hypaware.lake import locks, tombstones
-from hypaware.lake.build import BuildFailure
+from hypaware.lake.build import BuildFailure, BuiltFile, OutputPaths
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.parquet import BuiltFile, OutputPaths
 from hypaware.lake.rewrite import RewriteBalance, RewriteTask
 from hypaware.lake.table import LakeTable, TableChange
 from hypaware.maintain import compact, rebuild

@@ -31,12 +31,11 @@ import pyarrow as pa
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import local_path
 from hypaware.lake.build import BuildFailure
-from hypaware.lake.row_keys import hash_row_key
 from hypaware.maintain.purge import copies
 from hypaware.maintain.purge.context import PurgeContext, PurgeReport, RemovedRows
 from hypaware.maintain.purge.search import SearchTask, split_hashes
 from hypaware.model import datasets
-from hypaware.model.datasets import Dataset
+from hypaware.model.datasets import Dataset, hash_row_key
 from hypaware.spool import segments
 
 # Each id costs one search through the file's bytes.

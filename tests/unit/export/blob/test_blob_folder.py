@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hypaware.export.sink import DestinationDenied, DestinationUnreachable, StreamCoverage
-from hypaware.export.sinks.blob import sink as blob_sink
+from hypaware.export.sinks.blob import blob_sink
 from hypaware.testing.fault_injection import run_in_child
 from tests.support.blob_destination import GATEWAY, INCARNATION, chunk, files, manifests, opened, payload, untrue
 from tests.support.rows import DATASET

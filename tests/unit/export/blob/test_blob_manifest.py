@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypaware.export.sink import StreamCoverage
-from hypaware.export.sinks.blob import sink as blob_sink
-from hypaware.export.sinks.blob.sink import StoredObject
+from hypaware.export.sinks.blob import blob_sink
+from hypaware.export.sinks.blob.blob_sink import StoredObject
 from tests.support.blob_destination import GATEWAY, INCARNATION, chunk
 from tests.support.rows import DATASET
 

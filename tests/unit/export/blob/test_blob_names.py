@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.export.sinks.blob import sink as blob_sink
+from hypaware.export.sinks.blob import blob_sink
 from tests.support.blob_destination import GATEWAY, chunk
 from tests.support.rows import DATASET
 

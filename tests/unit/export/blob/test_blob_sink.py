@@ -22,9 +22,8 @@ from hypaware.export.sink import (
     StreamCoverage,
     TablePayload,
 )
-from hypaware.export.sinks.blob import BLOB
-from hypaware.export.sinks.blob import sink as blob_sink
-from hypaware.export.sinks.blob.sink import BlobSink
+from hypaware.export.sinks.blob import BLOB, blob_sink
+from hypaware.export.sinks.blob.blob_sink import BlobSink
 from hypaware.home import Home
 from tests.support.blob_destination import (
     GATEWAY,

@@ -126,7 +126,7 @@ def _normalise_endpoint(written: str) -> str:
 
 
 def _make(settings: SinkSettings) -> Sink:
-    from hypaware.export.sinks.blob.sink import BlobSink
+    from hypaware.export.sinks.blob.blob_sink import BlobSink
 
     return BlobSink.from_settings(settings)
 

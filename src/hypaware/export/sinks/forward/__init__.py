@@ -26,7 +26,7 @@ def normalise_url(url: str) -> str:
 
 
 def _make(settings: SinkSettings) -> Sink:
-    from hypaware.export.sinks.forward.sink import ForwardSink
+    from hypaware.export.sinks.forward.forward_sink import ForwardSink
 
     return ForwardSink(settings)
 

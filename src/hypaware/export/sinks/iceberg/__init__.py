@@ -156,7 +156,7 @@ def _misconfigured(message: str) -> DestinationDenied:
 
 
 def _make(settings: SinkSettings) -> Sink:
-    from hypaware.export.sinks.iceberg.sink import IcebergSink
+    from hypaware.export.sinks.iceberg.iceberg_sink import IcebergSink
 
     return IcebergSink(settings)
 

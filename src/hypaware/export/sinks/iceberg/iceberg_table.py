@@ -28,7 +28,7 @@ from hypaware.export.sinks.iceberg.data_files import (
 )
 from hypaware.home import durable_files
 from hypaware.iceberg.metadata import local_path
-from hypaware.lake.parquet import encode_path_name
+from hypaware.lake.build import encode_path_name
 from hypaware.model.datasets import GATEWAY, SEQ, Dataset
 from hypaware.state.streams import StreamKey
 

@@ -1,0 +1,121 @@
+"""Tables of the reading commands: columns that fit the terminal, and values in few characters.
+
+On a terminal, a table is never wider than the terminal: columns are dropped by their rank, and one column takes the
+rest of the width. Elsewhere all columns are printed in full.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+
+from hypaware.text import escape_cell
+
+_GAP = "  "
+_MIN_FLEXIBLE = 24
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    head: str
+    cells: Sequence[str]
+    rank: int = 0
+    """Columns with a higher rank are dropped first; those of rank 0 never."""
+    right: bool = False
+    flexible: bool = False
+    """Takes the rest of the width; its cells are cut."""
+
+    @property
+    def width(self) -> int:
+        return max(cell_len(cell) for cell in (self.head, *self.cells))
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal; None if the output is not one."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def render_columns(columns: Sequence[TextColumn], width: int | None) -> str:
+    """Return the lines of a table. The cells must be one line each; control characters are escaped here."""
+    shown = [
+        TextColumn(each.head, [escape_cell(cell) for cell in each.cells], each.rank, each.right, each.flexible)
+        for each in columns
+    ]
+    widths = {each.head: each.width for each in shown}
+    if width is not None:
+        shown, widths = _fit(shown, width)
+    lines = []
+    for cells in zip(*([each.head, *each.cells] for each in shown), strict=True):
+        padded = [_pad(cell, widths[each.head], each.right) for each, cell in zip(shown, cells, strict=True)]
+        line = _GAP.join(padded).rstrip()
+        lines.append(line if width is None else cut(line, width))
+    return "\n".join(lines)
+
+
+def _fit(columns: list[TextColumn], width: int) -> tuple[list[TextColumn], dict[str, int]]:
+    shown = list(columns)
+    while True:
+        fixed = sum(each.width for each in shown if not each.flexible) + len(_GAP) * (len(shown) - 1)
+        flexible = next((each for each in shown if each.flexible), None)
+        least = 0 if flexible is None else min(flexible.width, _MIN_FLEXIBLE)
+        droppable = [each for each in shown if each.rank]
+        if fixed + least <= width or not droppable:
+            break
+        shown.remove(max(droppable, key=lambda each: each.rank))
+    widths = {each.head: each.width for each in shown}
+    if flexible is not None:
+        widths[flexible.head] = max(1, min(flexible.width, width - fixed))
+    return shown, widths
+
+
+def _pad(cell: str, width: int, right: bool) -> str:
+    cell = cut(cell, width)
+    return " " * (width - cell_len(cell)) + cell if right else set_cell_size(cell, width)
+
+
+def cut(text: str, width: int) -> str:
+    """Return the text, with an ellipsis instead of what does not fit."""
+    if cell_len(text) <= width:
+        return text
+    mark = "…" if _has_unicode() else "."
+    return set_cell_size(text, max(0, width - 1)).rstrip() + mark if width else ""
+
+
+def _has_unicode() -> bool:
+    try:
+        "…".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def format_short(value: int) -> str:
+    """Format a number with two or three digits and a unit: 999, 1.2k, 35k, 4.1M."""
+    size = float(value)
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(size) < 999.5:
+            return f"{size:.0f}{unit}" if not unit or abs(size) >= 9.95 else f"{size:.1f}{unit}"
+        size /= 1000
+    return f"{size:,.0f}P"
+
+
+def format_cost(cost: float | None, unpriced: Sequence[str] = ()) -> str:
+    """Format dollars: `$1.20`; `$1.20+` if the cost of some models is unknown, `?` if it is of all, `-` for nothing."""
+    if cost is None:
+        return "?" if unpriced else "-"
+    text = "<$0.01" if 0 < cost < 0.005 else f"${cost:,.2f}" if cost < 9999.5 else f"${cost:,.0f}"
+    return f"{text}+" if unpriced else text
+
+
+def format_span(seconds: float) -> str:
+    """Format a duration in at most six characters: 42s, 12m, 3h05, 4d."""
+    if seconds < 59.5:
+        return f"{seconds:.0f}s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes}m"
+    return f"{minutes // 60}h{minutes % 60:02}" if minutes < 48 * 60 else f"{round(minutes / 1440)}d"

@@ -1,0 +1,377 @@
+"""`hyp show` and `hyp tail`: read a recorded session, or watch sessions while they are recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hypaware.cli import output
+from hypaware.cli.command import Command, json_option
+from hypaware.cli.filter_options import open_for_reading, reading_options
+from hypaware.errors import UsageError
+from hypaware.text import escape_json, format_count
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
+    from hypaware.index.arrivals import Arrival, Arrivals
+    from hypaware.index.conversation import RecordedConversation
+    from hypaware.index.filters import Filters
+    from hypaware.index.store import Index
+    from hypaware.privacy.redact import Redaction
+    from hypaware.render.text import TextStyle
+
+_FORMATS = ("text", "markdown", "html", "json")
+_SUFFIXES = {".md": "markdown", ".markdown": "markdown", ".html": "html", ".htm": "html", ".json": "json"}
+_MAX_WIDTH = 120
+_MAX_MEMORY_BYTES = 8 << 20
+_CHUNK = 1 << 16
+_POLL_MILLISECONDS = 250
+_LAST_PARTS = 10
+
+
+@click.command(
+    "show",
+    cls=Command,
+    examples=[
+        "hyp show 0dc91b82",
+        "hyp show --last --project shop",
+        "hyp show 0dc91b82 --redact -o session.html",
+        "hyp show --last --follow",
+    ],
+)
+@click.argument("session", required=False, metavar="[ID]")
+@click.option("--last", is_flag=True, help="Show the newest session, or the newest one that matches the filters.")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(_FORMATS),
+    help="Print in this format.  [default: the one that the name of --output implies, else text]",
+)
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    type=click.Path(path_type=Path),
+    help="Write to this file, replacing it only on success.",
+)
+@click.option("--redact", is_flag=True, help="Replace secrets, such as API keys, by markers.")
+@click.option("--thinking", is_flag=True, help="Show all of the model's thinking.")
+@click.option("--full", is_flag=True, help="Show all of results, diffs, arguments and what the client added.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new parts as they arrive, until Ctrl-C.")
+@reading_options
+@json_option
+def show(
+    session: str | None,
+    last: bool,
+    format_: str | None,
+    target: Path | None,
+    redact: bool,
+    thinking: bool,
+    full: bool,
+    follow: bool,
+    filters: Filters,
+) -> None:
+    """Show the conversation of a session.
+
+    ID is the id of the session, or its beginning. On a terminal the conversation is shown in a pager (PAGER). Results
+    are cut to a few lines, thinking to one; subagents are shown below the call that started them. The last line is the
+    command that resumes the session in its client.
+    """
+    chosen = _choose_format(format_, target)
+    if (session is None) != last:
+        raise UsageError("name either the id of a session or --last", repair="hyp sessions")
+    if session is not None and not filters.is_empty:
+        raise UsageError("filters such as --project need --last; an id names the session already")
+    if follow and (target is not None or chosen in ("markdown", "html")):
+        raise UsageError("--follow prints as text, or with --json as JSON lines, and not to a file")
+    with _open_for_watching() if follow else open_for_reading() as index:
+        number = _find(index, session, filters)
+        redaction = _load_redaction(index) if redact else None
+        if follow:
+            _follow_session(index, number, filters, redaction, full=full, thinking=thinking)
+            return
+        found: Counter[str] = Counter()
+        conversation = _read(index, number, redaction, found)
+        style = _style(filters.timezone, full=full, thinking=thinking, to_terminal=target is None)
+        pieces = _render(conversation, chosen, style)
+        if target is not None and str(target) != "-":
+            _write_file(target, pieces)
+        elif chosen == "json":
+            _print_json(pieces)
+        else:
+            from hypaware.cli.pager import print_paged
+
+            print_paged(pieces)
+        if redact:
+            output.note(f"{format_count(found.total(), 'secret')} redacted")
+
+
+@click.command(
+    "tail",
+    cls=Command,
+    examples=["hyp tail", "hyp tail 0dc91b82", "hyp tail --project shop", "hyp tail --json"],
+)
+@click.argument("session", required=False, metavar="[ID]")
+@click.option(
+    "-n",
+    "--parts",
+    type=click.IntRange(min=0),
+    default=_LAST_PARTS,
+    show_default=True,
+    metavar="N",
+    help="Begin with this many of the last parts.",
+)
+@click.option("--redact", is_flag=True, help="Replace secrets, such as API keys, by markers.")
+@click.option("--thinking", is_flag=True, help="Show all of the model's thinking.")
+@click.option("--full", is_flag=True, help="Show all of results, diffs, arguments and what the client added.")
+@reading_options
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    expose_value=False,
+    callback=output.use_json,
+    help="Print one JSON document per line.",
+)
+def tail(session: str | None, parts: int, redact: bool, thinking: bool, full: bool, filters: Filters) -> None:
+    """Watch what your agents do, in all sessions or in one, until Ctrl-C.
+
+    Parts appear when they are recorded, also before they are committed to the lake. With --json, each line is one JSON
+    document: a message with its new parts, and session_id, client and project. Ctrl-C is the usual end, so the exit
+    code is 0.
+    """
+    from hypaware.index.arrivals import Arrivals
+    from hypaware.index.sessions import find_session
+
+    with _open_for_watching() as index:
+        number = None if session is None else find_session(index, session)
+        redaction = _load_redaction(index) if redact else None
+        arrivals = Arrivals(index, session=number, filters=filters)
+        style = _style(filters.timezone, full=full, thinking=thinking)
+        watcher = _Watcher(style, redaction, names_sessions=number is None)
+        watcher.show(arrivals.read_last(parts) if parts else [])
+        _watch(arrivals, watcher)
+
+
+def _open_for_watching() -> Index:
+    """Open the index for many refreshes. What it has to say is said once, not at each of them."""
+    from hypaware.home import Home
+    from hypaware.index.store import open_index
+
+    said: set[str] = set()
+
+    def note_once(message: str) -> None:
+        # A number after the colon says how far something is.
+        beginning = message.partition(":")[0]
+        if beginning not in said:
+            said.add(beginning)
+            output.note(message)
+
+    return open_index(Home.from_environment(), note=note_once)
+
+
+def _choose_format(given: str | None, target: Path | None) -> str:
+    if output.wants_json():
+        if given not in (None, "json"):
+            raise UsageError(f"--json means --format json and cannot be combined with --format {given}")
+        return "json"
+    if given is not None:
+        return given
+    return "text" if target is None else _SUFFIXES.get(target.suffix.lower(), "text")
+
+
+def _find(index: Index, session: str | None, filters: Filters) -> int:
+    from hypaware.index.sessions import find_last_session, find_session
+
+    return find_last_session(index, filters) if session is None else find_session(index, session)
+
+
+def _read(index: Index, number: int, redaction: Redaction | None, found: Counter[str]) -> RecordedConversation:
+    from hypaware.index.conversation import read_conversation
+
+    conversation = read_conversation(index, number)
+    if redaction is None:
+        return conversation
+    from hypaware.render.redaction import redact_conversation
+
+    return redact_conversation(conversation, redaction, found)
+
+
+def _load_redaction(index: Index) -> Redaction:
+    from hypaware import config
+    from hypaware.privacy.redact import Redaction, load_marker_key
+
+    # Reading creates nothing in the home, so a home without a key gets markers of this output only.
+    key = load_marker_key(index.home, is_dry_run=True)
+    return Redaction(key, frozenset(config.load(index.home).redaction.rules_off))
+
+
+def _style(zone: ZoneInfo, *, full: bool, thinking: bool, to_terminal: bool = True) -> TextStyle:
+    from hypaware.render.text import TextStyle
+
+    is_terminal = to_terminal and sys.stdout.isatty()
+    width = min(shutil.get_terminal_size().columns, _MAX_WIDTH) if is_terminal else None
+    color = is_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return TextStyle(width, color, not to_terminal or _prints_unicode(), zone, full, thinking)
+
+
+def _prints_unicode() -> bool:
+    try:
+        "›●∴└✗│─…".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _render(conversation: RecordedConversation, format_: str, style: TextStyle) -> Iterator[str]:
+    match format_:
+        case "json":
+            return _render_json(conversation)
+        case "markdown":
+            from hypaware.render.markdown import render_markdown
+
+            return render_markdown(conversation, style.zone, full=style.full)
+        case "html":
+            from hypaware.render.html import render_html
+
+            return render_html(conversation, style.zone, full=style.full)
+    from hypaware.render.text import render_text
+
+    return render_text(conversation, style)
+
+
+def _render_json(conversation: RecordedConversation) -> Iterator[str]:
+    """Yield the document message by message: a long session does not have to fit in memory."""
+    threads = [thread.as_document() for thread in conversation.threads]
+    yield f'{{\n"session": {_dump(conversation.session)},\n"threads": {_dump(threads)},\n"messages": ['
+    separator = "\n"
+    for message in conversation:
+        yield f"{separator}{_dump(message)}"
+        separator = ",\n"
+    yield "\n]\n}\n"
+
+
+def _dump(value: Any) -> str:
+    return escape_json(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def _print_json(pieces: Iterator[str]) -> None:
+    """Print the document when it is complete: stdout must hold either the document or the error."""
+    with SpooledTemporaryFile(_MAX_MEMORY_BYTES) as document:
+        document.writelines(_join_pieces(pieces))
+        document.seek(0)
+        while chunk := document.read(_CHUNK):
+            output.write_bytes(chunk)
+
+
+def _write_file(target: Path, pieces: Iterator[str]) -> None:
+    from hypaware.query.formats import open_output
+
+    with open_output(target) as write:
+        for chunk in _join_pieces(pieces):
+            write(chunk)
+    output.note(f"written to {target}")
+
+
+def _join_pieces(pieces: Iterator[str]) -> Iterator[bytes]:
+    """Yield the pieces in chunks: there can be a piece for each line."""
+    joined: list[str] = []
+    size = 0
+    for piece in pieces:
+        joined.append(piece)
+        size += len(piece)
+        if size >= _CHUNK:
+            yield "".join(joined).encode("utf-8", "backslashreplace")
+            joined, size = [], 0
+    yield "".join(joined).encode("utf-8", "backslashreplace")
+
+
+def _follow_session(
+    index: Index, number: int, filters: Filters, redaction: Redaction | None, *, full: bool, thinking: bool
+) -> None:
+    from hypaware.index.arrivals import Arrivals
+
+    arrivals = Arrivals(index, session=number)
+    style = _style(filters.timezone, full=full, thinking=thinking)
+    watcher = _Watcher(style, redaction, names_sessions=False)
+    conversation = _read(index, number, redaction, Counter())
+    try:
+        watcher.print_conversation(conversation)
+        for message in _read(index, number, None, Counter()):
+            arrivals.note_shown(number, message)
+    except KeyboardInterrupt:
+        return
+    _watch(arrivals, watcher)
+
+
+def _watch(arrivals: Arrivals, watcher: _Watcher) -> None:
+    """Show what arrives until Ctrl-C, or until nobody reads the output any more."""
+    reader = select.poll()
+    reader.register(sys.stdout.fileno(), 0)
+    try:
+        while not any(happened & (select.POLLERR | select.POLLHUP) for _, happened in reader.poll(_POLL_MILLISECONDS)):
+            watcher.show(arrivals.poll())
+    except KeyboardInterrupt:
+        return
+
+
+class _Watcher:
+    """Prints messages as they arrive."""
+
+    def __init__(self, style: TextStyle, redaction: Redaction | None, *, names_sessions: bool) -> None:
+        from hypaware.render.outline import LiveOutline
+        from hypaware.render.text import TextRenderer
+
+        self._renderer = TextRenderer(style)
+        self._outline = LiveOutline()
+        self._redaction = redaction
+        self._names_sessions = names_sessions
+        self._session: str | None = None
+
+    def show(self, arrivals: list[Arrival]) -> None:
+        for session, message in arrivals:
+            if self._redaction is not None:
+                from hypaware.render.redaction import redact_message
+
+                message = redact_message(message, self._redaction)
+            if output.wants_json():
+                self._print_json(session, message)
+            else:
+                self._print(session, message)
+        sys.stdout.flush()
+
+    def print_conversation(self, conversation: RecordedConversation) -> None:
+        from hypaware.render.outline import outline
+
+        if output.wants_json():
+            for message in conversation:
+                self._print_json(conversation.session, message)
+        else:
+            self._renderer.cwd = conversation.session["cwd"]
+            sys.stdout.writelines(self._renderer.header(conversation.session))
+            for event in outline(conversation):
+                sys.stdout.writelines(self._renderer.event(event))
+        sys.stdout.flush()
+
+    def _print_json(self, session: dict[str, Any], message: dict[str, Any]) -> None:
+        named = {name: session[name] for name in ("session_id", "client", "project")}
+        sys.stdout.write(_dump({**named, **message}) + "\n")
+
+    def _print(self, session: dict[str, Any], message: dict[str, Any]) -> None:
+        if self._names_sessions and session["session_id"] != self._session:
+            self._session = session["session_id"]
+            sys.stdout.writelines(self._renderer.session_line(session))
+        self._renderer.cwd = session["cwd"]
+        for event in self._outline.add(session["session_id"], message):
+            sys.stdout.writelines(self._renderer.event(event))

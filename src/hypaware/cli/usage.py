@@ -1,0 +1,161 @@
+"""`hyp usage`: tokens and cost, by time, project, model, client, session or machine."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hypaware.cli import output
+from hypaware.cli.command import Command, json_option
+from hypaware.cli.filter_options import limit_option, note_no_match, open_for_reading, reading_options
+from hypaware.errors import UsageError
+
+if TYPE_CHECKING:
+    from hypaware.index.filters import Filters
+
+_GROUPINGS = ("day", "week", "month", "project", "model", "client", "session", "machine")
+_STDIN_SECONDS = 0.3
+_MAX_STDIN = 1 << 20
+Document = dict[str, Any]
+
+
+@click.command(
+    "usage",
+    cls=Command,
+    examples=[
+        "hyp usage",
+        "hyp usage --by month",
+        "hyp usage --by model --since 30d --project shop",
+        "hyp usage --by session --since 2026-11-15 --json",
+        "hyp usage --statusline",
+    ],
+)
+@click.option("--by", type=click.Choice(_GROUPINGS), help="Add up by this.  [default: day]")
+@click.option("--statusline", is_flag=True, help="Print one line for a status bar: this session, today, this month.")
+@reading_options
+@limit_option
+@json_option
+def usage(by: str | None, statusline: bool, filters: Filters, limit: int | None) -> None:
+    """Show tokens and what they cost.
+
+    The cost is computed from the list prices of the models' APIs, with cached tokens at their own prices; a
+    subscription is billed otherwise. A model without a price is named and not counted. Set usage.prices in the config
+    to use your own prices. Weeks begin on Monday.
+
+    With --statusline, a JSON object on standard input, as Claude Code passes it to its status line, names the current
+    session.
+    """
+    from hypaware.index.prices import load_prices
+    from hypaware.index.usage import summarize_usage
+
+    if statusline:
+        if by is not None or limit is not None or output.wants_json():
+            raise UsageError("--statusline prints one line and takes none of --by, --limit and --json")
+        _print_statusline(filters)
+        return
+    with open_for_reading() as index:
+        found = summarize_usage(index, filters, load_prices(index.home), by=by or "day", limit=limit or None)
+        if not output.emit_document(found):
+            output.emit(_render(found))
+        if not found["rows"] and index.progress is None:
+            note_no_match(index, filters)
+
+
+def _render(found: Document) -> str:
+    from hypaware.cli.columns import TextColumn, format_cost, format_short, render_columns, terminal_width
+
+    if not found["rows"]:
+        return "no usage matches"
+    rows = [*found["rows"], {"key": "total", **found["total"]}]
+    names = [row["key"] or "(unknown)" for row in rows]
+
+    def tokens(name: str, rank: int) -> TextColumn:
+        cells = [format_short(row["tokens"][name]) for row in rows]
+        return TextColumn(name.replace("_", " "), cells, rank, right=True)
+
+    columns = [
+        TextColumn(found["by"], names, flexible=True),
+        TextColumn("sessions", [f"{row['sessions']:,}" for row in rows], 5, right=True),
+        *(tokens(*each) for each in (("input", 3), ("output", 2), ("cache_read", 4), ("cache_write", 4))),
+        TextColumn("cost", [format_cost(row["cost_usd"], row["unpriced_models"]) for row in rows], right=True),
+    ]
+    lines = [render_columns(columns, terminal_width()), "", describe_prices(found["prices_as_of"], found["total"])]
+    return "\n".join(lines)
+
+
+def describe_prices(as_of: str, total: Document) -> str:
+    """Return the date of the prices, and the models that have none."""
+    text = f"API list prices of {as_of}"
+    if unpriced := total["unpriced_models"]:
+        text += f"; without {', '.join(unpriced)}, for which there is no price (usage.prices in the config adds one)"
+    return text
+
+
+def _print_statusline(filters: Filters) -> None:
+    """Print one line, or nothing if anything is wrong: a status bar shows no errors."""
+    try:
+        line = _make_statusline(filters, _read_stdin())
+    except Exception:
+        if os.environ.get("HYP_DEBUG") == "1":
+            raise
+        return
+    output.emit(line)
+
+
+def _make_statusline(filters: Filters, status: Document) -> str:
+    from dataclasses import replace
+    from datetime import datetime
+
+    from hypaware.cli.columns import format_cost
+    from hypaware.home import Home
+    from hypaware.index.filters import to_moment
+    from hypaware.index.prices import load_prices
+    from hypaware.index.store import open_index
+    from hypaware.index.usage import price_session, summarize_usage
+
+    today = datetime.now(filters.timezone).replace(hour=0, minute=0, second=0, microsecond=0)
+    month = replace(filters, since=to_moment(today.replace(day=1)), until=None)
+    shown = []
+    with open_index(Home.from_environment()) as index:
+        prices = load_prices(index.home)
+        if isinstance(session_id := status.get("session_id"), str):
+            cost = price_session(index, session_id, prices) or _reported_cost(status)
+            shown.append(f"{format_cost(*cost)} session")
+        by_day = summarize_usage(index, month, prices, by="day")
+        rows = {row["key"]: row for row in by_day["rows"]}
+        for name, row in (("today", rows.get(today.date().isoformat())), ("this month", by_day["total"])):
+            shown.append(f"{format_cost(row['cost_usd'], row['unpriced_models']) if row else '$0.00'} {name}")
+        if index.progress is not None:
+            shown.append(f"indexing {index.progress:.0%}")
+    return " | ".join(shown)
+
+
+def _reported_cost(status: Document) -> tuple[float | None, tuple[str, ...]]:
+    """Return the cost that the client itself reports for a session that is not recorded yet."""
+    cost = status.get("cost")
+    usd = cost.get("total_cost_usd") if isinstance(cost, dict) else None
+    return (float(usd) if isinstance(usd, int | float) else None), ()
+
+
+def _read_stdin() -> Document:
+    """Return the JSON object on standard input; an empty one if there is none at once."""
+    import json
+
+    if sys.stdin is None or sys.stdin.isatty():
+        return {}
+    data, deadline = b"", time.monotonic() + _STDIN_SECONDS
+    descriptor = sys.stdin.fileno()
+    while len(data) < _MAX_STDIN and (rest := deadline - time.monotonic()) > 0:
+        if not select.select([descriptor], [], [], rest)[0] or not (chunk := os.read(descriptor, 1 << 16)):
+            break
+        data += chunk
+    try:
+        status = json.loads(data)
+    except ValueError:
+        return {}
+    return status if isinstance(status, dict) else {}

@@ -1,0 +1,217 @@
+"""Counts and tokens of the rows that match the filters, added up in any grouping.
+
+Sessions that are inside the window as a whole, and within one day if days are asked for, come from `totals`; other
+whole slots from `activity`, `long_prompts` and `tools`. The slots that the window cuts are computed from `parts` and
+`usage`, only for the sessions that were active in them. So the figures are exact to the microsecond, and no query reads
+all rows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from datetime import date, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hypaware.index.filters import Filters, filter_rows, filter_totals, split_window
+from hypaware.index.prices import Cost, PriceTable, TokenCounts
+from hypaware.index.schema import IS_ERROR, LONG_PROMPTS, OFF_CONVERSATION, SLOT
+from hypaware.index.time_zones import day_sql
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection
+
+COUNTS = ("messages", "parts", "tool_calls")
+_TOKENS = TokenCounts._fields
+_GROUP = f"p.session, p.at / {SLOT} AS slot, coalesce(p.model, 0) AS model, coalesce(p.cwd, 0) AS cwd"
+_TOKEN_SUMS = ", ".join(f"sum(coalesce(u.{name}, 0)) AS {name}" for name in _TOKENS)
+_COUNTED = f"p.flags & {OFF_CONVERSATION} = 0"
+_IS_CALL = "p.type = (SELECT id FROM names WHERE name = 'tool_call')"
+_IS_FAILED_RESULT = f"p.type = (SELECT id FROM names WHERE name = 'tool_result') AND p.flags & {IS_ERROR} <> 0"
+_PROMPT = "u.input + u.cache_read + u.cache_write"
+_OVER = " ".join(f"WHEN {_PROMPT} > {size} THEN {size}" for size in sorted(LONG_PROMPTS, reverse=True))
+# Each table of sums by slot: its columns, and how they are computed from rows p, u and s.
+_FROM_ROWS = {
+    "activity": f"""SELECT {_GROUP}, count(DISTINCT CASE WHEN {_COUNTED} THEN p.message END) AS messages,
+        sum({_COUNTED}) AS parts, sum({_COUNTED} AND {_IS_CALL}) AS tool_calls, {_TOKEN_SUMS}
+        FROM {{rows}} GROUP BY 1, 2, 3, 4""",
+    "long_prompts": f"""SELECT {_GROUP}, CASE {_OVER} END AS over, {_TOKEN_SUMS}
+        FROM {{rows}} AND {_PROMPT} > {min(LONG_PROMPTS)} GROUP BY 1, 2, 3, 4, 5""",
+    "tools": f"""SELECT p.tool, sum({_IS_CALL}) AS calls, sum({_IS_FAILED_RESULT}) AS errors
+        FROM {{rows}} AND p.tool IS NOT NULL AND {_COUNTED} GROUP BY 1""",
+}
+_COLUMNS = {
+    "activity": ("session", "slot", "model", "cwd", *COUNTS, *_TOKENS),
+    "long_prompts": ("session", "slot", "model", "cwd", "over", *_TOKENS),
+    "tools": ("tool", "calls", "errors"),
+}
+_ROWS = "parts p JOIN sessions s ON s.id = p.session LEFT JOIN usage u ON u.seq = p.seq"
+_KEYS = {"project": "f.cwd", "model": "f.model", "session": "f.session", "client": "s.client", "machine": "s.machine"}
+_MODELS = "SELECT DISTINCT model FROM totals"
+_FIRST_DAY = date(1970, 1, 1)
+
+
+class FigureRow(NamedTuple):
+    keys: tuple[Any, ...]
+    model: int
+    counts: tuple[int, ...]
+    """In the order of COUNTS."""
+    tokens: TokenCounts
+    over: int = 0
+    """The size that the prompts exceed, if this is the part of a row that is due to long prompts."""
+
+
+class Figures:
+    """The figures of the rows that match.
+
+    A key is `day` (days since 1970 in the user's zone), `session` (its number), or `project`, `model`, `client` or
+    `machine` (the id of a name; 0 or None if a row has none).
+    """
+
+    def __init__(self, connection: Connection, filters: Filters, prices: PriceTable) -> None:
+        self._connection = connection
+        self._filters = filters
+        self._prices = prices
+        self._cut = split_window(filters).cut
+        self._rows = filter_rows(connection, filters)
+        self._totals = filter_totals(connection, filters)
+        self._values = {**self._totals.values, **self._rows.values}
+
+    def sum_by(self, *keys: str) -> Iterator[FigureRow]:
+        """Yield the sums of each combination of the keys and the model, and then their parts due to long prompts, if
+        these cost more."""
+        groups = ", ".join(str(number + 1) for number in range(len(keys) + 1))
+        at, counts = len(keys), len(COUNTS)
+        sums = ", ".join(f"sum(f.{name})" for name in (*COUNTS, *_TOKENS))
+        for row in self._run(f"SELECT {{keys}}, f.model, {sums} FROM {{source}} GROUP BY {groups}", keys):
+            numbers = row[at + 1 :]
+            yield FigureRow(row[:at], row[at], numbers[:counts], TokenCounts(*numbers[counts:]))
+        if not (models := self._list_long_models()):
+            return
+        sums = ", ".join(f"sum(f.{name})" for name in _TOKENS)
+        source = f"{{source}} WHERE f.model IN ({', '.join(map(str, models))})"
+        statement = f"SELECT {{keys}}, f.model, f.over, {sums} FROM {source} GROUP BY {groups}, f.over"
+        for row in self._run(statement, keys, "long_prompts"):
+            yield FigureRow(row[:at], row[at], (0,) * counts, TokenCounts(*row[at + 2 :]), row[at + 1])
+
+    def list_sessions(self, key: str) -> Iterable[tuple[Any, int]]:
+        """Return the pairs of a key and a session that occur."""
+        return self._run("SELECT DISTINCT {keys}, f.session FROM {source}", (key,))
+
+    def count_sessions(self, key: str | None = None) -> dict[Any, int]:
+        """Return the number of sessions of each key; without one, of all rows, under None."""
+        if key is None:
+            ((total,),) = self._run("SELECT count(DISTINCT f.session) FROM {source}", ())
+            return {None: total}
+        pairs = "SELECT key, count(*) FROM (SELECT DISTINCT {keys} AS key, f.session FROM {source}) GROUP BY key"
+        return dict(map(tuple, self._run(pairs, (key,))))
+
+    def sum_tools(self) -> list[tuple[str, int, int]]:
+        """Return the name, the calls and the failed results of each tool."""
+        if self._filters.project is None and self._filters.model is None:
+            relation = self._select("tools")
+        else:
+            # The table does not have them: read the rows of the sessions that match.
+            sessions = f"p.session IN (SELECT session FROM ({self._select_activity(by_day=False)}))"
+            relation = _FROM_ROWS["tools"].format(rows=f"{_ROWS} WHERE {sessions} AND {self._rows.sql}")
+        sums = f"SELECT tool, sum(calls) AS calls, sum(errors) AS errors FROM ({relation}) GROUP BY 1"
+        statement = f"SELECT names.name, t.calls, t.errors FROM ({sums}) t JOIN names ON names.id = t.tool"
+        return [tuple(row) for row in self._connection.execute(statement, self._values)]
+
+    def _list_long_models(self) -> list[int]:
+        """Return the ids of the models with other prices for long prompts."""
+        found = read_names(self._connection, (row[0] for row in self._connection.execute(_MODELS)))
+        prices = ((id_, self._prices.find(name)) for id_, name in found.items() if id_)
+        return [id_ for id_, price in prices if price is not None and price.long is not None]
+
+    def _select_activity(self, *, by_day: bool) -> str:
+        """Return the statement for rows with the columns of `activity` that match; a row can stand for several slots,
+        of one day if days matter."""
+        columns = _COLUMNS["activity"][2:]
+        source = f"totals a{self._join_sessions()}"
+        whole = ["a.first_slot >= :first_slot AND a.last_slot <= :last_slot"] if self._filters.has_window else []
+        if by_day:
+            whole.append(f"{self._day_sql('a.first_slot')} = {self._day_sql('a.last_slot')}")
+        is_whole = " AND ".join(whole) or "true"
+        sql = f"""SELECT a.session, a.first_slot AS slot, {", ".join(f"a.{name}" for name in columns)}
+            FROM {source} WHERE {self._totals.sql} AND {is_whole}"""
+        if whole:
+            sql += f"""
+            UNION ALL SELECT b.session, b.slot, {", ".join(f"b.{name}" for name in columns)}
+            FROM {source} CROSS JOIN activity b ON b.session = a.session AND b.model = a.model AND b.cwd = a.cwd
+            WHERE {self._totals.sql} AND NOT ({is_whole}) AND a.first_slot <= :last_slot AND a.last_slot >= :first_slot
+              AND b.slot BETWEEN :first_slot AND :last_slot"""
+        return sql + self._select_cut("activity")
+
+    def _select(self, table: str) -> str:
+        """Return the statement for the rows of a table of sums by slot that match."""
+        condition = self._totals.sql
+        if self._filters.has_window:
+            condition += " AND a.slot BETWEEN :first_slot AND :last_slot"
+        columns = ", ".join(f"a.{name}" for name in _COLUMNS[table])
+        sql = f"SELECT {columns} FROM {table} a{self._join_sessions()} WHERE {condition}"
+        return sql + self._select_cut(table)
+
+    def _select_cut(self, table: str) -> str:
+        """Return the rest of a statement: the rows of the slots that the window cuts."""
+        if not self._cut:
+            return ""
+        slots = ", ".join(map(str, self._cut))
+        within = f"p.session IN (SELECT session FROM activity WHERE slot IN ({slots})) AND p.at / {SLOT} IN ({slots})"
+        return " UNION ALL " + _FROM_ROWS[table].format(rows=f"{_ROWS} WHERE {within} AND {self._rows.sql}")
+
+    def _join_sessions(self) -> str:
+        return " JOIN sessions s ON s.id = a.session" if "s." in self._totals.sql else ""
+
+    def _run(self, statement: str, keys: tuple[str, ...], table: str = "activity") -> Iterator[Any]:
+        columns = [self._day_sql() if key == "day" else _KEYS[key] for key in keys]
+        rows = self._select_activity(by_day="day" in keys) if table == "activity" else self._select(table)
+        source = f"({rows}) f"
+        if any(column.startswith("s.") for column in columns):
+            source += " JOIN sessions s ON s.id = f.session"
+        return iter(self._connection.execute(statement.format(keys=", ".join(columns), source=source), self._values))
+
+    def _day_sql(self, slot: str = "f.slot") -> str:
+        first, last = self._connection.execute(
+            "SELECT (SELECT min(slot) FROM activity), (SELECT max(slot) FROM activity)"
+        ).fetchone()
+        return day_sql(self._filters.timezone, first or 0, last or 0, slot)
+
+
+class TokenTally:
+    """Adds up tokens by model, so that they can be priced."""
+
+    def __init__(self) -> None:
+        self._models: defaultdict[str | None, TokenCounts] = defaultdict(TokenCounts)
+        self._long: defaultdict[str | None, defaultdict[int, TokenCounts]] = defaultdict(
+            lambda: defaultdict(TokenCounts)
+        )
+
+    def add(self, model: str | None, tokens: TokenCounts, over: int = 0) -> None:
+        if over:
+            self._long[model][over] += tokens
+        elif any(tokens):
+            self._models[model] += tokens
+
+    def add_up(self, prices: PriceTable) -> tuple[TokenCounts, Cost]:
+        tokens, cost = TokenCounts(), Cost()
+        for model, counts in self._models.items():
+            tokens += counts
+            cost.add(prices, model, counts, self._long.get(model))
+        return tokens, cost
+
+    def __bool__(self) -> bool:
+        return bool(self._models)
+
+
+def to_date(day: int) -> date:
+    return _FIRST_DAY + timedelta(days=day)
+
+
+def read_names(connection: Connection, ids: Iterable[int | None]) -> dict[int | None, str | None]:
+    """Return the names of these ids; None for an id that stands for no name."""
+    found: dict[int | None, str | None] = {None: None, 0: None}
+    for each in set(ids) - found.keys():
+        row = connection.execute("SELECT name FROM names WHERE id = ?", (each,)).fetchone()
+        found[each] = None if row is None else row[0]
+    return found

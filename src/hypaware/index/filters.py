@@ -1,0 +1,255 @@
+"""The filters that all reading commands share, and their SQL over the tables of the index.
+
+A row matches if its session is of the client and the machine, and its own folder, model and time match. A session
+matches if it has such a row. `since` and `until` are moments, both inclusive: whole slots inside the window are read
+from the sums, the slots that the window cuts from `parts`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zoneinfo import ZoneInfo
+
+from hypaware.errors import UsageError
+from hypaware.index.schema import SLOT
+from hypaware.index.time_zones import find_zone
+from hypaware.model.dates import parse_date
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+MAX_SLOT = (1 << 62) // SLOT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    project: str | None = None
+    """An absolute path (the folder itself, and folders below it), or the last folders of a path."""
+    client: str | None = None
+    model: str | None = None
+    """The beginning of a model's name."""
+    since: int | None = None
+    """Microseconds since 1970; inclusive, like `until`."""
+    until: int | None = None
+    machine: str | None = None
+    excluded: frozenset[int] = frozenset()
+    """Numbers of sessions (`sessions.id`) that never match."""
+    timezone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
+
+    @property
+    def has_window(self) -> bool:
+        return self.since is not None or self.until is not None
+
+    @property
+    def is_empty(self) -> bool:
+        values = (self.project, self.client, self.model, self.since, self.until, self.machine)
+        return all(value is None for value in values) and not self.excluded
+
+
+def make_filters(
+    *,
+    project: str | None = None,
+    client: str | None = None,
+    model: str | None = None,
+    since: str | datetime | None = None,
+    until: str | datetime | None = None,
+    machine: str | None = None,
+    timezone: str | None = None,
+    now: datetime | None = None,
+) -> Filters:
+    """Return the filters of options. A day begins and ends in the time zone, by default the user's own.
+
+    A project that starts with `/`, `~` or `.` is a path. Raise UsageError for an invalid date or zone, and if `since`
+    is after `until`.
+    """
+    zone = find_zone(timezone)
+    moment = now or datetime.now(UTC)
+    first = _to_moment("since", since, time.min, moment, zone)
+    last = _to_moment("until", until, time.max, moment, zone)
+    if first is not None and last is not None and first > last:
+        raise UsageError(f"--since {since} is after --until {until}")
+    if project is not None and project.startswith(("/", "~", ".")):
+        # Not resolved: the folder may be gone, and rows hold the path as the client saw it.
+        project = os.path.normpath(Path.cwd() / Path(project).expanduser())
+    return Filters(project=project, client=client, model=model, since=first, until=last, machine=machine, timezone=zone)
+
+
+def _to_moment(
+    name: str, given: str | datetime | None, time_of_a_day: time, now: datetime, zone: ZoneInfo
+) -> int | None:
+    if isinstance(given, datetime):
+        found: datetime | None = given if given.tzinfo else given.replace(tzinfo=zone)
+    else:
+        found = parse_date(f"--{name}", given, time_of_a_day, now, zone)
+    return None if found is None else to_moment(found)
+
+
+def to_moment(time: datetime) -> int:
+    return (time - _EPOCH) // _MICROSECOND
+
+
+def to_datetime(moment: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=moment)
+
+
+def to_text(moment: int | None) -> str | None:
+    """Return a moment as ISO 8601 text in UTC, as in every JSON document."""
+    return None if moment is None else to_datetime(moment).isoformat().replace("+00:00", "Z")
+
+
+class Condition(NamedTuple):
+    """A condition for a WHERE clause. The values are named, so that it can be used several times in a statement."""
+
+    sql: str
+    values: dict[str, Any]
+
+
+class SlotWindow(NamedTuple):
+    """A window as slots: those that it contains as a whole, and those that it cuts."""
+
+    first: int
+    last: int
+    cut: tuple[int, ...]
+
+
+def split_window(filters: Filters) -> SlotWindow:
+    since, until = filters.since, filters.until
+    first = 0 if since is None else -(-since // SLOT)
+    last = MAX_SLOT if until is None else (until + 1) // SLOT - 1
+    cut = set()
+    if since is not None and since % SLOT:
+        cut.add(since // SLOT)
+    if until is not None and (until + 1) % SLOT:
+        cut.add(until // SLOT)
+    return SlotWindow(first, last, tuple(sorted(cut)))
+
+
+def filter_rows(connection: Connection, filters: Filters) -> Condition:
+    """Return the condition for rows of `parts` as p, joined with `sessions` as s."""
+    terms, values = _session_terms(connection, filters)
+    terms += _name_terms(connection, filters, "p")
+    if filters.since is not None:
+        terms.append("p.at >= :since")
+    if filters.until is not None:
+        terms.append("p.at <= :until")
+    return Condition(_join(terms), {**values, "since": filters.since, "until": filters.until})
+
+
+def filter_totals(connection: Connection, filters: Filters) -> Condition:
+    """Return the condition for rows of `activity` or `totals` as a, joined with `sessions` as s, for any time.
+
+    Its values include `first_slot` and `last_slot`: the slots that are inside the window as a whole.
+    """
+    terms, values = _session_terms(connection, filters)
+    terms += _name_terms(connection, filters, "a")
+    window = split_window(filters)
+    return Condition(_join(terms), {**values, "first_slot": window.first, "last_slot": window.last})
+
+
+def filter_sessions(connection: Connection, filters: Filters) -> Condition:
+    """Return the condition for rows of `sessions` as s."""
+    terms, values = _session_terms(connection, filters)
+    window = split_window(filters)
+    values |= {"since": filters.since, "until": filters.until, "first_slot": window.first, "last_slot": window.last}
+    if filters.since is not None:
+        terms.append("s.ended_at >= :since")
+    if filters.until is not None:
+        terms.append("s.started_at <= :until")
+    in_activity = _name_terms(connection, filters, "a")
+    in_parts = _name_terms(connection, filters, "p")
+    # With one end of the window and no other filter, the first and the last row decide.
+    if in_activity or (filters.since is not None and filters.until is not None):
+        table = "totals"
+        if filters.has_window:
+            table = "activity"
+            in_activity.append("a.slot BETWEEN :first_slot AND :last_slot")
+        found = [f"EXISTS (SELECT 1 FROM {table} a WHERE a.session = s.id AND {_join(in_activity)})"]
+        if window.cut:
+            in_parts.append("p.at BETWEEN coalesce(:since, 0) AND coalesce(:until, 1 << 62)")
+            found.append(f"EXISTS (SELECT 1 FROM parts p WHERE p.session = s.id AND {_join(in_parts)})")
+        terms.append(f"({' OR '.join(found)})")
+    return Condition(_join(terms), values)
+
+
+def _session_terms(connection: Connection, filters: Filters) -> tuple[list[str], dict[str, Any]]:
+    terms, values = [], {}
+    for name, given in (("client", filters.client), ("machine", filters.machine)):
+        if given is not None:
+            found = connection.execute("SELECT id FROM names WHERE name = ?", (given,)).fetchone()
+            terms.append(f"s.{name} = :{name}")
+            values[name] = -1 if found is None else found[0]
+    if filters.excluded:
+        terms.append(f"s.id NOT IN ({', '.join(map(str, sorted(filters.excluded)))})")
+    return terms, values
+
+
+def _name_terms(connection: Connection, filters: Filters, table: str) -> list[str]:
+    terms = []
+    if filters.project is not None:
+        terms.append(f"{table}.cwd IN ({_list_ids(connection, *_project_condition(filters.project))})")
+    if filters.model is not None:
+        condition = "substr(name, 1, length(:given)) = :given"
+        terms.append(f"{table}.model IN ({_list_ids(connection, condition, filters.model)})")
+    return terms
+
+
+def _project_condition(project: str) -> tuple[str, str]:
+    if project.startswith("/"):
+        return "name = :given OR substr(name, 1, length(:given) + 1) = :given || '/'", project.rstrip("/") or "/"
+    # A path of Windows has backslashes.
+    condition = "name = :given OR substr(replace(name, '\\', '/'), -length(:given) - 1) = '/' || :given"
+    return condition, project.rstrip("/\\").replace("\\", "/")
+
+
+def _list_ids(connection: Connection, condition: str, given: str) -> str:
+    found = connection.execute(f"SELECT id FROM names WHERE {condition}", {"given": given})
+    return ", ".join(str(row[0]) for row in found)
+
+
+def _join(terms: list[str]) -> str:
+    return " AND ".join(terms) or "true"
+
+
+def project_of(cwd: str | None) -> str | None:
+    """Return the name of a folder's project: its last folder."""
+    return None if cwd is None else cwd.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or cwd
+
+
+def explain_no_match(connection: Connection, filters: Filters) -> str | None:
+    """Return which filter matches no row at all, with what exists instead; None if each filter matches some rows."""
+    from hypaware.text import did_you_mean, escape_cell
+
+    statements = {
+        "client": "SELECT DISTINCT client FROM sessions",
+        "machine": "SELECT DISTINCT machine FROM sessions",
+        "model": "SELECT DISTINCT model FROM totals",
+        "project": "SELECT DISTINCT cwd FROM totals",
+    }
+    for name, statement in statements.items():
+        given = getattr(filters, name)
+        if given is None:
+            continue
+        ids = f"id IN ({statement})"
+        if name == "project":
+            condition, value = _project_condition(given)
+        elif name == "model":
+            condition, value = "substr(name, 1, length(:given)) = :given", given
+        else:
+            condition, value = "name = :given", given
+        if connection.execute(
+            f"SELECT 1 FROM names WHERE ({condition}) AND {ids} LIMIT 1", {"given": value}
+        ).fetchone():
+            continue
+        known = [escape_cell(row[0]) for row in connection.execute(f"SELECT name FROM names WHERE {ids} ORDER BY name")]
+        if name == "project":
+            hint = did_you_mean(given, {each: project_of(each) or each for each in known}, or_all=len(known) <= 20)
+            return f"no recorded session is in a project {escape_cell(given)}.{hint}"
+        hint = did_you_mean(given, known, and_all=True) or " Nothing is recorded yet."
+        return f"no recorded session has the {name} {escape_cell(given)}.{hint}"
+    return None

@@ -1,0 +1,105 @@
+"""The tables of `index.db`. A change here is a new `VERSION`; an index of another version is built again.
+
+Every row of `ai_gateway_messages` with a sequence is one row of `parts`, under that sequence. Rows that are still in
+the spool have no sequence yet: they are numbered from `SPOOLED` on and replaced when their segment is committed.
+Moments are microseconds since 1970 (UTC), and `slot` is a quarter of an hour (`at // SLOT`), so that the days of every
+time zone can be added up from slots. Columns that refer to `names` say so. Counts and sums by slot (`activity`,
+`tools`), their totals and the columns of `sessions` are computed again for each session that changes; nothing is ever
+added up in place.
+
+`blocks` holds what only the display of a session needs, as zstd-compressed JSON (see `hypaware.index.blocks`).
+`text_<month>` are FTS5 tables without content, one per month of the rows; their rowid is the sequence. Rows from before
+`FIRST_MONTH` or after `LAST_MONTH`, which only a wrong clock writes, are in the tables of those months.
+"""
+
+from __future__ import annotations
+
+VERSION = 5
+SPOOLED = 1 << 62
+SLOT = 15 * 60 * 1_000_000
+
+IS_ERROR = 1
+OFF_CONVERSATION = 2
+"""`provider_type` is gateway: counts of messages and parts leave the row out, its tokens count."""
+SIDECHAIN = 4
+COMPACT_SUMMARY = 8
+IS_TURN = 16
+"""The first part of something that the user typed: a turn begins here."""
+IS_TYPED = 32
+"""A part that the user typed. The first one of a message has IS_TURN."""
+IS_LIVE = 64
+"""Recorded by the gateway and not yet settled by the native row of the same part."""
+FIRST_MONTH = "201501"
+LAST_MONTH = "209912"
+
+LONG_PROMPTS = (100_000, 200_000, 272_000)
+"""Providers charge more for a response whose prompt has more tokens than one of these."""
+TOKENS = ("input", "output", "cache_read", "cache_write", "reasoning")
+_TOKEN_COLUMNS = ", ".join(f"{name} INTEGER NOT NULL DEFAULT 0" for name in TOKENS)
+
+TABLES = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
+    "CREATE TABLE names (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
+    # The data files of the lake whose rows are indexed. Paths are relative to the warehouse, so a home can be moved.
+    # row_groups is the number of row groups that are indexed, NULL if that is all of them.
+    """CREATE TABLE files (
+        id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, min_seq INTEGER, max_seq INTEGER,
+        row_count INTEGER NOT NULL, row_groups INTEGER, manifest INTEGER)""",
+    # The manifests whose files are all indexed. They never change, so they are not read again.
+    "CREATE TABLE manifests (id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE)",
+    # The segments of the spool that are indexed, by the name that they had while they were active. The row with the
+    # number n of a segment is indexed under SPOOLED | id << 32 | n.
+    """CREATE TABLE segments (
+        id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, inode INTEGER NOT NULL, read_bytes INTEGER NOT NULL,
+        read_lines INTEGER NOT NULL)""",
+    # machine, client, cwd and branch are names; cwd and branch are the newest ones of the main thread.
+    # prompt is the beginning of the first turn. turns, messages, parts and tool_calls count rows of the conversation.
+    """CREATE TABLE sessions (
+        id INTEGER PRIMARY KEY, session_id TEXT NOT NULL, machine INTEGER NOT NULL, client INTEGER, cwd INTEGER,
+        branch INTEGER, started_at INTEGER, ended_at INTEGER, prompt TEXT, turns INTEGER NOT NULL DEFAULT 0,
+        messages INTEGER NOT NULL DEFAULT 0, parts INTEGER NOT NULL DEFAULT 0, tool_calls INTEGER NOT NULL DEFAULT 0,
+        errors INTEGER NOT NULL DEFAULT 0, UNIQUE (session_id, machine))""",
+    "CREATE INDEX sessions_by_end ON sessions (ended_at)",
+    # message is a 64-bit hash of message_id; thread (conversation_id or agent_id), client, role, type, tool, model, cwd
+    # and branch are names. file is the data file that holds the row (0 for a row of the spool), block the block that
+    # holds its content, hash a hash of everything that is indexed of it.
+    """CREATE TABLE parts (
+        seq INTEGER PRIMARY KEY, session INTEGER NOT NULL, message INTEGER NOT NULL, message_index INTEGER NOT NULL,
+        part_index INTEGER NOT NULL, at INTEGER NOT NULL, role INTEGER NOT NULL, type INTEGER NOT NULL, tool INTEGER,
+        model INTEGER, cwd INTEGER, branch INTEGER, thread INTEGER, client INTEGER, flags INTEGER NOT NULL,
+        file INTEGER NOT NULL, block INTEGER NOT NULL, hash INTEGER NOT NULL)""",
+    "CREATE INDEX parts_by_session ON parts (session)",
+    # Token counts of the rows that carry them (one per response). cache_write_1h is the part of cache_write that is
+    # kept for an hour and costs more.
+    f"""CREATE TABLE usage (
+        seq INTEGER PRIMARY KEY, session INTEGER NOT NULL, {_TOKEN_COLUMNS},
+        cache_write_1h INTEGER NOT NULL DEFAULT 0)""",
+    "CREATE INDEX usage_by_session ON usage (session)",
+    # Tokens are those of `usage`; model and cwd are names, 0 if the rows have none. errors counts rows with is_error.
+    f"""CREATE TABLE activity (
+        session INTEGER NOT NULL, slot INTEGER NOT NULL, model INTEGER NOT NULL, cwd INTEGER NOT NULL,
+        messages INTEGER NOT NULL, turns INTEGER NOT NULL, parts INTEGER NOT NULL, tool_calls INTEGER NOT NULL,
+        errors INTEGER NOT NULL, {_TOKEN_COLUMNS}, cache_write_1h INTEGER NOT NULL DEFAULT 0,
+        PRIMARY KEY (session, model, cwd, slot)) WITHOUT ROWID""",
+    "CREATE INDEX activity_by_slot ON activity (slot)",
+    # The sums of `activity` over all slots of a session, model and cwd. Most sessions are of one day, so most questions
+    # can be answered from here.
+    f"""CREATE TABLE totals (
+        session INTEGER NOT NULL, model INTEGER NOT NULL, cwd INTEGER NOT NULL, first_slot INTEGER NOT NULL,
+        last_slot INTEGER NOT NULL, messages INTEGER NOT NULL, turns INTEGER NOT NULL, parts INTEGER NOT NULL,
+        tool_calls INTEGER NOT NULL, errors INTEGER NOT NULL, {_TOKEN_COLUMNS},
+        cache_write_1h INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (session, model, cwd)) WITHOUT ROWID""",
+    # The part of `activity` that is due to responses with a long prompt; over is the largest of LONG_PROMPTS that the
+    # prompt exceeds.
+    f"""CREATE TABLE long_prompts (
+        session INTEGER NOT NULL, slot INTEGER NOT NULL, model INTEGER NOT NULL, cwd INTEGER NOT NULL,
+        over INTEGER NOT NULL, {_TOKEN_COLUMNS}, cache_write_1h INTEGER NOT NULL DEFAULT 0,
+        PRIMARY KEY (session, slot, model, cwd, over)) WITHOUT ROWID""",
+    """CREATE TABLE tools (
+        session INTEGER NOT NULL, slot INTEGER NOT NULL, tool INTEGER NOT NULL, calls INTEGER NOT NULL,
+        errors INTEGER NOT NULL, PRIMARY KEY (session, slot, tool)) WITHOUT ROWID""",
+    "CREATE TABLE blocks (id INTEGER PRIMARY KEY, keys BLOB NOT NULL, texts BLOB NOT NULL)",
+    # removed counts rows whose words may still be in the pages of the month's table.
+    """CREATE TABLE months (
+        month TEXT PRIMARY KEY, row_count INTEGER NOT NULL, removed INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
+)

@@ -1,0 +1,261 @@
+"""Lists of sessions, one session, and the session that a prefix of its id means."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hypaware.errors import HypError
+from hypaware.index.filters import Condition, Filters, filter_sessions, project_of, to_text
+from hypaware.index.prices import Cost, LongTokens, PriceTable, TokenCounts
+from hypaware.state.titles import read_titles
+from hypaware.text import did_you_mean, escape_cell
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection, Row
+
+    from hypaware.index.store import Index
+
+SORTS = ("time", "cost", "tokens", "length")
+_MAX_SHOWN = 5
+_NEAR_IDS = 500
+_SHORT_ID = 8
+_MAX_TITLE = 200
+_SUMS = ", ".join(f"sum({name})" for name in TokenCounts._fields)
+_SHORT_ID = 8
+_COLUMNS = """
+s.id, s.session_id, s.started_at, s.ended_at, s.prompt, s.turns, s.messages, s.parts, s.tool_calls, s.errors,
+machine.name AS machine, client.name AS client, cwd.name AS cwd, branch.name AS branch"""
+_FROM = """
+sessions s LEFT JOIN names machine ON machine.id = s.machine LEFT JOIN names client ON client.id = s.client
+LEFT JOIN names cwd ON cwd.id = s.cwd LEFT JOIN names branch ON branch.id = s.branch"""
+Document = dict[str, Any]
+ModelTokens = tuple[str | None, TokenCounts, LongTokens | None]
+
+
+def list_sessions(
+    index: Index,
+    filters: Filters,
+    prices: PriceTable,
+    *,
+    errors: bool = False,
+    among: Collection[int] | None = None,
+    sort: str = "time",
+    limit: int | None = None,
+) -> list[Document]:
+    """Return the sessions that match, newest first, or the largest first in `sort`.
+
+    `errors` keeps only sessions with errors, `among` only these sessions. The title is the client's own, or else the
+    first prompt. The figures are those of the whole session, even if the filters match only a part of it.
+    """
+    condition, values = filter_sessions(index.connection, filters)
+    if errors:
+        condition += " AND s.errors > 0"
+    if among is not None:
+        condition += " AND s.id IN (SELECT value FROM json_each(:among))"
+        values["among"] = json.dumps(list(among))
+    if sort in ("cost", "tokens"):
+        return _list_largest(index, Condition(condition, values), prices, sort, limit)
+    order = "s.messages DESC, " if sort == "length" else ""
+    statement = f"SELECT {_COLUMNS} FROM {_FROM} WHERE {condition} ORDER BY {order}s.ended_at DESC, s.id DESC"
+    if limit is not None:
+        statement += f" LIMIT {limit}"
+    return _to_documents(index, index.connection.execute(statement, values).fetchall(), prices)
+
+
+def _list_largest(
+    index: Index, matching: Condition, prices: PriceTable, sort: str, limit: int | None
+) -> list[Document]:
+    """Return the sessions with the highest cost or the most tokens first. Only those are read in full."""
+    statement = f"SELECT s.id FROM sessions s WHERE {matching.sql} ORDER BY s.ended_at DESC, s.id DESC"
+    newest = [row[0] for row in index.connection.execute(statement, matching.values)]
+    usage = _read_usage(index.connection, newest)
+
+    def size(session: int) -> float:
+        tokens, cost = _add_up(usage[session], prices)
+        if sort == "tokens":
+            return tokens.prompt + tokens.output
+        return -1.0 if cost.usd is None else cost.usd
+
+    chosen = sorted(newest, key=size, reverse=True)[:limit]
+    where = "s.id IN (SELECT value FROM json_each(?))"
+    rows = index.connection.execute(f"SELECT {_COLUMNS} FROM {_FROM} WHERE {where}", (json.dumps(chosen),))
+    position = {each: number for number, each in enumerate(chosen)}
+    return _to_documents(index, sorted(rows, key=lambda row: position[row["id"]]), prices)
+
+
+def session_document(index: Index, session: int, prices: PriceTable) -> Document:
+    """Return one session of this number (`sessions.id`) in the same shape as `list_sessions`."""
+    rows = index.connection.execute(f"SELECT {_COLUMNS} FROM {_FROM} WHERE s.id = ?", (session,)).fetchall()
+    return _to_documents(index, rows, prices)[0]
+
+
+def sum_tokens(tokens: Mapping[str, int]) -> int:
+    """Return all tokens of a document; reasoning is part of the output."""
+    return sum(count for name, count in tokens.items() if name != "reasoning")
+
+
+def find_session(index: Index, given: str) -> int:
+    """Return the number of the session with this id, or of the only one whose id begins like this.
+
+    Raise HypError if there is none, with the nearest id, or if there are several. If machines share an id, its newest
+    session counts.
+    """
+    connection = index.connection
+    exact = "SELECT id FROM sessions WHERE session_id = ? ORDER BY ended_at DESC LIMIT 1"
+    if found := connection.execute(exact, (given,)).fetchone():
+        return int(found[0])
+    within = "session_id >= :given AND session_id < :given || char(1114111)" if given else "false"
+    matches = [
+        row[0]
+        for row in connection.execute(
+            f"SELECT DISTINCT session_id FROM sessions WHERE {within} ORDER BY session_id", {"given": given}
+        )
+    ]
+    if len(matches) == 1:
+        return int(connection.execute(exact, matches).fetchone()[0])
+    shown = escape_cell(given)
+    if not matches:
+        raise HypError(
+            f"no recorded session has an id that starts with {shown}.{_name_nearest(connection, given)}",
+            kind="unknown_session",
+            repair="hyp sessions",
+        )
+    listed = ", ".join(map(escape_cell, matches[:_MAX_SHOWN]))
+    more = f" and {len(matches) - _MAX_SHOWN} more" if len(matches) > _MAX_SHOWN else ""
+    raise HypError(f"{shown} is the start of several sessions: {listed}{more}", kind="ambiguous_session")
+
+
+def shorten_ids(index: Index, session_ids: Iterable[str]) -> dict[str, str]:
+    """Return for each id its shortest prefix, of at least 8 characters, that means no other session."""
+    neighbours = """SELECT (SELECT max(session_id) FROM sessions WHERE session_id < :id),
+                           (SELECT min(session_id) FROM sessions WHERE session_id > :id)"""
+    short = {}
+    for each in session_ids:
+        others = [other or "" for other in index.connection.execute(neighbours, {"id": each}).fetchone()]
+        needed = max(_common_prefix(each, other) for other in others) + 1
+        short[each] = each[: max(_SHORT_ID, needed)]
+    return short
+
+
+def find_last_session(index: Index, filters: Filters | None = None) -> int:
+    """Return the number of the newest session. Raise HypError if there is none."""
+    condition, values = filter_sessions(index.connection, filters or Filters())
+    statement = f"SELECT s.id FROM sessions s WHERE {condition} ORDER BY s.ended_at DESC, s.id DESC LIMIT 1"
+    found = index.connection.execute(statement, values).fetchone()
+    if found is None:
+        raise HypError("no session is recorded yet", kind="unknown_session", repair="hyp backfill")
+    return int(found[0])
+
+
+def _name_nearest(connection: Connection, given: str) -> str:
+    """Return a hint with the id that is most like the given one: a neighbour in order, or one of the newest."""
+    near = [
+        row[0]
+        for row in connection.execute(
+            """SELECT session_id FROM (SELECT session_id FROM sessions WHERE session_id < :given
+                 ORDER BY session_id DESC LIMIT 1)
+               UNION SELECT session_id FROM (SELECT session_id FROM sessions WHERE session_id > :given
+                 ORDER BY session_id LIMIT 1)
+               UNION SELECT session_id FROM (SELECT session_id FROM sessions ORDER BY ended_at DESC LIMIT :newest)""",
+            {"given": given, "newest": _NEAR_IDS},
+        )
+    ]
+    if not near:
+        return " No session is recorded yet."
+    if hint := did_you_mean(given, {escape_cell(each): each[: len(given)] for each in near}, or_all=False):
+        return hint
+    nearest = max(near, key=lambda each: (_common_prefix(each, given), each))
+    return f" The nearest is {escape_cell(nearest)}."
+
+
+def _common_prefix(one: str, two: str) -> int:
+    length = 0
+    for left, right in zip(one, two, strict=False):
+        if left != right:
+            break
+        length += 1
+    return length
+
+
+def _to_documents(index: Index, rows: Sequence[Row], prices: PriceTable) -> list[Document]:
+    titles = read_titles(index.home)
+    usage = _read_usage(index.connection, [row["id"] for row in rows])
+    return [_to_document(row, usage[row["id"]], prices, titles) for row in rows]
+
+
+def _read_usage(connection: Connection, sessions: Sequence[int]) -> dict[int, list[ModelTokens]]:
+    """Return the tokens of each session by model, the model with the most output first."""
+    chosen = (json.dumps(sessions),)
+    where = "WHERE session IN (SELECT value FROM json_each(?))"
+    long: defaultdict[tuple[int, int], dict[int, TokenCounts]] = defaultdict(dict)
+    for session, model, over, *counts in connection.execute(
+        f"SELECT session, model, over, {_SUMS} FROM long_prompts {where} GROUP BY 1, 2, 3", chosen
+    ):
+        long[session, model][over] = TokenCounts(*counts)
+    found: dict[int, list[ModelTokens]] = {session: [] for session in sessions}
+    for session, model, name, *counts in connection.execute(
+        f"""SELECT session, model, name, {_SUMS} FROM totals LEFT JOIN names ON names.id = totals.model {where}
+            GROUP BY 1, 2 ORDER BY session, sum(output) DESC, name""",
+        chosen,
+    ):
+        found[session].append((name, TokenCounts(*counts), long.get((session, model))))
+    return found
+
+
+def _add_up(by_model: list[ModelTokens], prices: PriceTable) -> tuple[TokenCounts, Cost]:
+    tokens, cost = TokenCounts(), Cost()
+    for model, counts, long in by_model:
+        if any(counts):
+            tokens += counts
+            cost.add(prices, model, counts, long)
+    return tokens, cost
+
+
+def _to_document(row: Row, by_model: list[ModelTokens], prices: PriceTable, titles: Mapping[str, str]) -> Document:
+    tokens, cost = _add_up(by_model, prices)
+    return {
+        "session_id": row["session_id"],
+        "client": row["client"],
+        "machine": row["machine"],
+        "project": project_of(row["cwd"]),
+        "cwd": row["cwd"],
+        "branch": row["branch"],
+        "models": [model for model, *_ in by_model if model],
+        "title": titles.get(row["session_id"]) or clean_title(row["prompt"]),
+        "started_at": to_text(row["started_at"]),
+        "ended_at": to_text(row["ended_at"]),
+        **{name: row[name] for name in ("turns", "messages", "parts", "tool_calls", "errors")},
+        "tokens": tokens.as_document(),
+        **cost.as_document(),
+    }
+
+
+# What Claude Code and Codex put around or before the words of the user.
+_WRAPPER = re.compile(
+    r"<(system-reminder|local-command-caveat|local-command-stdout|local-command-stderr|command-message|"
+    r"command-contents|bash-stdout|bash-stderr|environment_context|user_instructions|INSTRUCTIONS|ide_opened_file|"
+    r"ide_selection|ide_diagnostics)\b[^>]*>.*?(?:</\1>|\Z)",
+    re.DOTALL,
+)
+_COMMAND = re.compile(r"<command-name>(.*?)</command-name>|<bash-input>(.*?)</bash-input>", re.DOTALL)
+_ARGUMENTS = re.compile(r"<command-args>(.*?)(?:</command-args>|\Z)", re.DOTALL)
+_CAVEAT = re.compile(r"\s*Caveat: The messages below were generated by the user while running local commands\.[^\n]*")
+_AGENTS_FILE = re.compile(r"\s*# AGENTS\.md instructions for [^\n]*")
+
+
+def clean_title(prompt: str | None) -> str | None:
+    """Return the first prompt as one line without what clients add to it; None if nothing is left."""
+    if not prompt:
+        return None
+    text = _WRAPPER.sub(" ", prompt)
+    text = _AGENTS_FILE.sub(" ", _CAVEAT.sub(" ", text), count=1)
+    arguments = _ARGUMENTS.search(text)
+    if command := _COMMAND.search(text):
+        words = [command[1] or f"! {command[2]}", arguments[1] if arguments else ""]
+        text = f"{' '.join(words)} {_ARGUMENTS.sub(' ', _COMMAND.sub(' ', text))}"
+    line = " ".join(text.split())
+    return (line if len(line) <= _MAX_TITLE else f"{line[: _MAX_TITLE - 1]}…") or None

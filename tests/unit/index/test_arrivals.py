@@ -1,0 +1,159 @@
+"""Arrivals: each part is shown once, when it is recorded, however often its row moves."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hypaware.home import Home
+from hypaware.index.arrivals import Arrival, Arrivals, take_signature
+from hypaware.index.conversation import read_conversation
+from hypaware.index.filters import Filters
+from hypaware.index.sessions import find_session
+from hypaware.index.store import open_index
+from hypaware.spool.writer import Spool
+from tests.support.index_home import make_home
+from tests.support.light_home import DATASET, NO_TIMER, append, flush
+from tests.support.live_rows import Part
+from tests.support.rows import of_age, row
+
+
+def texts(found: list[Arrival]) -> list[str]:
+    return [part["text"] for _, message in found for part in message["parts"]]
+
+
+def test_parts_arrive_once_on_their_way_from_the_spool_to_the_lake(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home", row(1))
+    with open_index(home) as index:
+        arrivals = Arrivals(index)
+        assert texts(arrivals.poll()) == []
+
+        spool = Spool(home, NO_TIMER)
+        spool.append(DATASET, [row(2), row(3)])
+        assert texts(arrivals.poll()) == ["text of message 2", "text of message 3"]
+        spool.append(DATASET, [row(4)])
+        assert texts(arrivals.poll()) == ["text of message 4"]
+
+        spool.close()
+        flush(home)
+        assert texts(arrivals.poll()) == []
+        append(home, [row(5)])
+        assert texts(arrivals.poll()) == ["text of message 5"]
+
+
+def test_a_poll_without_a_change_does_not_touch_the_index(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home", row(1))
+    with open_index(home) as index:
+        arrivals = Arrivals(index)
+        arrivals.poll()
+        connection = index.connection
+
+        assert arrivals.poll() == []
+        assert index.connection is connection
+        append(home, [row(2)])
+        arrivals.poll()
+        assert index.connection is not connection
+
+
+def test_a_row_that_is_flushed_between_two_polls_arrives(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home")
+    with open_index(home) as index:
+        arrivals = Arrivals(index)
+        arrivals.poll()
+
+        append(home, [row(1, message_created_at=datetime.now(UTC).isoformat())])
+        flush(home)
+
+        assert texts(arrivals.poll()) == ["text of message 1"]
+
+
+def test_an_import_of_old_history_does_not_arrive(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home")
+    with open_index(home) as index:
+        arrivals = Arrivals(index)
+        append(home, [row(1, message_created_at=of_age(days=30))])
+        flush(home)
+
+        assert texts(arrivals.poll()) == []
+
+
+def test_a_live_row_and_its_native_row_arrive_as_one_part(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home")
+    said = [Part(1), Part(2, "answer"), Part(3, "call")]
+    with open_index(home) as index:
+        arrivals = Arrivals(index)
+        append(home, [each.live() for each in said])
+        first = arrivals.poll()
+        append(home, [each.native() for each in said])
+        second = arrivals.poll()
+        flush(home)
+        third = arrivals.poll()
+
+    assert len(texts(first)) == 3
+    assert (texts(second), texts(third)) == ([], [])
+
+
+def test_a_part_that_was_shown_in_another_way_does_not_arrive_under_its_new_id(tmp_path: Path) -> None:
+    now = datetime.now(UTC).isoformat()
+    said = [Part(1), Part(2, "answer")]
+    home = make_home(tmp_path / "home", *(each.live(message_created_at=now) for each in said))
+    with open_index(home) as index:
+        session = find_session(index, "session-1")
+        arrivals = Arrivals(index, session=session)
+        for message in read_conversation(index, session):
+            arrivals.note_shown(session, message)
+        append(home, [each.native(message_created_at=now) for each in said])
+        flush(home)
+
+        assert texts(arrivals.poll()) == []
+        (first, second) = read_conversation(index, session)
+        assert (first["message_id"], second["message_id"]) == (said[0].native_id, said[1].native_id)
+
+
+def test_the_same_words_said_again_arrive_again(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home")
+    with open_index(home) as index:
+        arrivals = Arrivals(index)
+        append(home, [row(1, content_text="continue")])
+        append(home, [row(2, content_text="continue")])
+
+        assert texts(arrivals.poll()) == ["continue", "continue"]
+
+
+def test_one_session_or_those_that_match_can_be_watched(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home", row(1), row(2, session_id="session-2", cwd="/home/dev/web"))
+    with open_index(home) as one, open_index(home) as filtered:
+        watched = Arrivals(one, session=find_session(one, "session-1"))
+        matching = Arrivals(filtered, filters=Filters(project="web"))
+        append(home, [row(3), row(4, session_id="session-2", cwd="/home/dev/web"), row(5, session_id="new")])
+
+        assert texts(watched.poll()) == ["text of message 3"]
+        assert texts(matching.poll()) == ["text of message 4"]
+
+
+def test_the_last_parts_come_from_the_newest_sessions_in_order(tmp_path: Path) -> None:
+    rows = [row(number, session_id=f"session-{number % 2}") for number in range(1, 7)]
+    home = make_home(tmp_path / "home", *rows)
+    with open_index(home) as index:
+        found = Arrivals(index).read_last(3)
+
+        assert texts(found) == [f"text of message {number}" for number in (4, 5, 6)]
+        assert [session["session_id"] for session, _ in found] == ["session-0", "session-1", "session-0"]
+
+
+def test_the_signature_changes_with_every_row(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home")
+    seen = [take_signature(home)]
+    spool = Spool(home, NO_TIMER)
+    for number in range(3):
+        spool.append(DATASET, [row(number)])
+        seen.append(take_signature(home))
+    spool.close()
+    flush(home)
+    seen.append(take_signature(home))
+
+    assert len(set(seen)) == len(seen)
+
+
+def test_a_home_without_rows_has_a_signature(tmp_path: Path) -> None:
+    assert take_signature(Home(tmp_path)) == ()
