@@ -11,8 +11,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.cells import cell_len, set_cell_size
-
 from hypaware.text import escape_cell
 
 _GAP = "  "
@@ -31,7 +29,7 @@ class TextColumn:
 
     @property
     def width(self) -> int:
-        return max(cell_len(cell) for cell in (self.head, *self.cells))
+        return max(cell_width(cell) for cell in (self.head, *self.cells))
 
 
 def terminal_width() -> int | None:
@@ -72,17 +70,32 @@ def _fit(columns: list[TextColumn], width: int) -> tuple[list[TextColumn], dict[
     return shown, widths
 
 
+def cell_width(text: str) -> int:
+    """Return how many columns of a terminal the text takes."""
+    # Not at the top: the help of a command must not wait for rich.
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def pad_cell(text: str, width: int) -> str:
+    """Return the text in exactly `width` columns, padded or cut."""
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, width)
+
+
 def _pad(cell: str, width: int, right: bool) -> str:
     cell = cut(cell, width)
-    return " " * (width - cell_len(cell)) + cell if right else set_cell_size(cell, width)
+    return " " * (width - cell_width(cell)) + cell if right else pad_cell(cell, width)
 
 
 def cut(text: str, width: int) -> str:
     """Return the text, with an ellipsis instead of what does not fit."""
-    if cell_len(text) <= width:
+    if cell_width(text) <= width:
         return text
     mark = "…" if _has_unicode() else "."
-    return set_cell_size(text, max(0, width - 1)).rstrip() + mark if width else ""
+    return pad_cell(text, max(0, width - 1)).rstrip() + mark if width else ""
 
 
 def _has_unicode() -> bool:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
-from rich.cells import cell_len, set_cell_size
 
 from hypaware.cli import output
-from hypaware.cli.columns import format_cost, format_short
+from hypaware.cli.columns import cell_width, format_cost, format_short, pad_cell
 from hypaware.cli.command import Command, json_option
 from hypaware.cli.filter_options import note_no_match, open_for_reading, reading_options
 from hypaware.cli.usage import describe_prices
@@ -175,7 +174,7 @@ def _omitted_line(rows: Sequence[Row], shown: int, what: str) -> str:
 def _render(table: OverviewTable, look: OverviewStyle) -> str:
     columns = [_Column.of(name, head, table.rows) for name, head in table.numbers.items()]
     names = ["(unknown)" if row[table.name] is None else escape_cell(row[table.name]) for row in table.rows]
-    side, bar = max(cell_len(name) for name in [table.title, *names]), _BAR
+    side, bar = max(cell_width(name) for name in [table.title, *names]), _BAR
     if look.width is not None:
         columns, side, bar = _fit(columns, side, look.width)
     counts = [row[next(iter(table.numbers))] for row in table.rows]
@@ -220,15 +219,15 @@ def _fit(columns: list[_Column], side: int, width: int) -> tuple[list[_Column], 
 
 def _line(name: str, numbers: Sequence[str], drawn_bar: str, side: int, bar: int) -> str:
     first, *rest = numbers
-    return _SEPARATOR.join([set_cell_size(name, side), first, drawn_bar.ljust(bar), *rest]).rstrip()
+    return _SEPARATOR.join([pad_cell(name, side), first, drawn_bar.ljust(bar), *rest]).rstrip()
 
 
 def _shorten(name: str, room: int, unicode: bool) -> str:
     """Truncate a path at its beginning, any other name at its end."""
-    if cell_len(name) <= room:
+    if cell_width(name) <= room:
         return name
     mark = "…" if unicode else ".."
-    while cell_len(name) > room - len(mark):
+    while cell_width(name) > room - len(mark):
         name = name[1:] if "/" in name else name[:-1]
     return mark + name if "/" in name else name + mark
 
