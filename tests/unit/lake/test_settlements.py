@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -576,12 +577,11 @@ def test_a_flush_that_skips_deferred_rows_leaves_them_in_the_spool_for_a_while(
     with Spool(home, NO_TIMER) as spool:
         spool.append(DATASET, LIVE[:2], deferrable=True)
         spool.append(DATASET, NATIVE[5:])
-    from hypaware.lake import health
-
     assert flush(home, skip_deferred=True).rows.written == 1
     assert not health.has_pending_rows(home, [DATASET], skip_deferred=True)
     assert health.has_pending_rows(home, [DATASET])
-    monkeypatch.setattr(segments, "DEFERRAL_SECONDS", 0.0)
+    later = time.time() + segments.DEFERRAL_SECONDS
+    monkeypatch.setattr(time, "time", lambda: later)
     assert health.has_pending_rows(home, [DATASET], skip_deferred=True)
     assert flush(home, skip_deferred=True).rows.written == 2
 
