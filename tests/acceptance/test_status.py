@@ -38,7 +38,7 @@ def standing(found: dict[str, Any]) -> tuple[str, int | None, str, set[str]]:
 
 def test_status_shows_a_running_daemon_and_reports_a_killed_one(tmp_path: Path) -> None:
     hyp, user = Hyp(tmp_path / "home"), tmp_path / "user"
-    (user / ".claude").mkdir(parents=True)
+    (user / ".claude" / "projects").mkdir(parents=True)
     mine = {"HOME": str(user), "CLAUDE_CONFIG_DIR": str(user / ".claude"), "HYP_CACHE": str(tmp_path / "cache")}
     assert hyp.ok("status", **mine)["overall"] == "down"
     assert not hyp.home.exists()
