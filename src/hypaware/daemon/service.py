@@ -89,8 +89,8 @@ class DaemonService:
             log.info("the daemon is stopping")
             self._status.announce_stop(self._clock.now())
             await _cancel([*tasks, *self._sinks.values()])
-            await follow.close()
-            await gateway.close()
+            # Together: clients must not wait until a long transcript is read.
+            await asyncio.gather(follow.close(), gateway.close())
             await flush.finish()
             if self._is_ours():
                 self._status.remove()
