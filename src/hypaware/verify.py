@@ -26,6 +26,7 @@ from hypaware.home import Home
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import TableMetadata
 from hypaware.index import comparison, refresh
+from hypaware.index.schema import DATASET
 from hypaware.index.store import drop_index
 from hypaware.lake import dedupe, key_index, links, parquet, prepare, schema, tombstones
 from hypaware.lake.commit import finish_interrupted_flushes
@@ -302,7 +303,7 @@ def check_purged(audit: DatasetAudit) -> VerifyCheck:
 
 def check_index(audit: DatasetAudit) -> VerifyCheck:
     """Check that the index has as many rows as the lake; with `deep`, that it has the same rows and counts."""
-    if audit.dataset.name != refresh.DATASET:
+    if audit.dataset.name != DATASET:
         return audit.check("index", True, "this dataset is not indexed")
     if not audit.home.index.is_file():
         return audit.check("index", True, "there is no index yet; the next reading command builds it")

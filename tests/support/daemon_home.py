@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hypaware.daemon import lifecycle
 from hypaware.home import Home, daemon_process
 from tests.support import processes
 from tests.support.delivery_home import DeliveryHome
@@ -86,7 +87,8 @@ class DaemonHome:
     @contextmanager
     def running(self) -> Iterator[RunningDaemon]:
         with self.started() as daemon:
-            processes.eventually(lambda: daemon_process.running_daemon(self.home) == daemon.process.pid)
+            # A daemon that holds its lock may not have replaced the status file of a killed one yet.
+            processes.eventually(lambda: lifecycle.ready_pid(self.home) == daemon.process.pid)
             yield daemon
 
     @contextmanager

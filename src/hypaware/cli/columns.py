@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hypaware.cli import output
 from hypaware.text import escape_cell
 
 _GAP = "  "
@@ -94,16 +95,8 @@ def cut(text: str, width: int) -> str:
     """Return the text, with an ellipsis instead of what does not fit."""
     if cell_width(text) <= width:
         return text
-    mark = "…" if _has_unicode() else "."
+    mark = "…" if output.can_print("…") else "."
     return pad_cell(text, max(0, width - 1)).rstrip() + mark if width else ""
-
-
-def _has_unicode() -> bool:
-    try:
-        "…".encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 def format_short(value: int) -> str:

@@ -28,7 +28,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -98,6 +98,15 @@ def emit_json(document: Any) -> None:
 def emit(text: str = "") -> None:
     """Print a line, or a block of lines, of the result."""
     sys.stdout.write(escape(text) + "\n")
+
+
+def can_print(characters: str, stream: TextIO | None = None) -> bool:
+    """Return whether the encoding of stdout, or of another stream, has these characters."""
+    try:
+        characters.encode((stream or sys.stdout).encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def write_bytes(chunk: bytes) -> None:

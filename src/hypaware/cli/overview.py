@@ -107,13 +107,8 @@ class OverviewStyle:
 
     @classmethod
     def of(cls, stream: TextIO) -> OverviewStyle:
-        try:
-            f"{_BLOCKS}…".encode(stream.encoding or "ascii")
-            unicode = True
-        except (UnicodeEncodeError, LookupError):
-            unicode = False
         width, height = shutil.get_terminal_size() if stream.isatty() else (None, None)
-        return cls(width, height, unicode)
+        return cls(width, height, output.can_print(f"{_BLOCKS}…", stream))
 
 
 class OverviewTable(NamedTuple):

@@ -223,15 +223,7 @@ def _style(zone: ZoneInfo, *, full: bool, thinking: bool, to_terminal: bool = Tr
     is_terminal = to_terminal and sys.stdout.isatty()
     width = min(shutil.get_terminal_size().columns, _MAX_WIDTH) if is_terminal else None
     color = is_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    return TextStyle(width, color, not to_terminal or _prints_unicode(), zone, full, thinking)
-
-
-def _prints_unicode() -> bool:
-    try:
-        "›●∴└✗│─…".encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
+    return TextStyle(width, color, not to_terminal or output.can_print("›●∴└✗│─…"), zone, full, thinking)
 
 
 def _render(conversation: RecordedConversation, format_: str, style: TextStyle) -> Iterator[str]:

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hypaware.index.filters import Filters, filter_rows, filter_sessions, to_moment
 from hypaware.index.messages import Message, MessageOutline, MessageReader
 from hypaware.index.prices import load_prices
-from hypaware.index.schema import SPOOLED
+from hypaware.index.schema import DATASET, SPOOLED
 from hypaware.index.sessions import session_document
 
 if TYPE_CHECKING:
     from hypaware.home import Home
     from hypaware.index.store import Index
 
-_DATASET = "ai_gateway_messages"
 _LATE = timedelta(minutes=10)
 _MAX_REMEMBERED = 200_000
 _NEWEST_SESSIONS = 8
@@ -151,7 +150,7 @@ def take_signature(home: Home) -> Signature:
     """Return what changes whenever a row is written to the spool or to the lake."""
     found = []
     for folder in ("active", "sealed", "incoming"):
-        found += _list_files(home.spool / _DATASET / folder)
+        found += _list_files(home.spool / DATASET / folder)
     for path in (home.catalog, home.catalog.with_name(f"{home.catalog.name}-wal")):
         try:
             status = path.stat()

@@ -1,8 +1,8 @@
 """Build the index in the background, and tell how far it is.
 
 The builder is a process of its own that holds `run/index-build.lock` and refreshes the index in steps, newest rows
-first. A reading command starts it if too many rows are missing to add them itself. It may be killed at any time; the
-next command starts another one, which continues.
+first. The daemon starts it after each commit, and a reading command if too many rows are missing to add them itself. It
+may be killed at any time; the next one continues.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hypaware.home import Home, locks
 from hypaware.home.sqlite_readonly import open_readonly
 from hypaware.iceberg import metadata
 from hypaware.index import database, refresh, spool_rows
-from hypaware.index.schema import SPOOLED
+from hypaware.index.schema import DATASET, SPOOLED
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -43,7 +43,7 @@ def is_building(home: Home) -> bool:
 
 def is_behind(home: Home) -> bool:
     """Return whether the lake has changed since the index was last complete. Reads no data and needs no lock."""
-    found = metadata.find_table(home, refresh.DATASET)
+    found = metadata.find_table(home, DATASET)
     with suppress(OSError, sqlite3.Error), open_readonly(home.index) as connection:
         location = refresh.relative_path(home, found.metadata) if found else ""
         return not database.is_current(connection) or database.read_meta(connection, "metadata") != location

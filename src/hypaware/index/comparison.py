@@ -17,7 +17,7 @@ from hypaware.home import Home
 from hypaware.home.sqlite_readonly import open_readonly
 from hypaware.iceberg import metadata
 from hypaware.index import blocks, database, refresh
-from hypaware.index.schema import SPOOLED, TOKENS
+from hypaware.index.schema import DATASET, SPOOLED, TOKENS
 from hypaware.model.datasets import SEQ
 
 _MAX_PROBLEMS = 20
@@ -50,7 +50,7 @@ def compare_index(home: Home) -> list[str]:
 def compare_counts(home: Home) -> list[str]:
     """Return whether index and lake differ in their number of rows, if the lake has not changed since the refresh."""
     with open_readonly(home.index) as connection:
-        found = metadata.find_table(home, refresh.DATASET)
+        found = metadata.find_table(home, DATASET)
         if found is None or refresh.plan_lake(home, connection) is not None:
             return []
         files = metadata.iter_live_files(metadata.read_metadata(found.metadata))
@@ -98,7 +98,7 @@ class _Comparison:
     def _read_lake(self) -> Iterator[list[dict[str, Any]]]:
         import pyarrow.parquet as pq
 
-        found = metadata.find_table(self._home, refresh.DATASET)
+        found = metadata.find_table(self._home, DATASET)
         for file in metadata.iter_live_files(metadata.read_metadata(found.metadata)) if found else ():
             with pq.ParquetFile(file.path, pre_buffer=False) as opened:
                 names = [name for name in _COLUMNS if name in opened.schema_arrow.names]

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hypaware.index.filters import Filters, filter_rows, filter_totals, split_window
 from hypaware.index.prices import Cost, PriceTable, TokenCounts
-from hypaware.index.schema import IS_ERROR, LONG_PROMPTS, OFF_CONVERSATION, SLOT
+from hypaware.index.schema import (
+    IS_CALL,
+    IS_COUNTED,
+    IS_FAILED,
+    IS_RESULT,
+    LONG_PROMPTS,
+    OVER,
+    PROMPT_TOKENS,
+    SLOT_OF,
+)
 from hypaware.index.time_zones import day_sql
 
 if TYPE_CHECKING:
@@ -23,22 +32,17 @@ if TYPE_CHECKING:
 
 COUNTS = ("messages", "parts", "tool_calls")
 _TOKENS = TokenCounts._fields
-_GROUP = f"p.session, p.at / {SLOT} AS slot, coalesce(p.model, 0) AS model, coalesce(p.cwd, 0) AS cwd"
+_GROUP = f"p.session, {SLOT_OF} AS slot, coalesce(p.model, 0) AS model, coalesce(p.cwd, 0) AS cwd"
 _TOKEN_SUMS = ", ".join(f"sum(coalesce(u.{name}, 0)) AS {name}" for name in _TOKENS)
-_COUNTED = f"p.flags & {OFF_CONVERSATION} = 0"
-_IS_CALL = "p.type = (SELECT id FROM names WHERE name = 'tool_call')"
-_IS_FAILED_RESULT = f"p.type = (SELECT id FROM names WHERE name = 'tool_result') AND p.flags & {IS_ERROR} <> 0"
-_PROMPT = "u.input + u.cache_read + u.cache_write"
-_OVER = " ".join(f"WHEN {_PROMPT} > {size} THEN {size}" for size in sorted(LONG_PROMPTS, reverse=True))
 # Each table of sums by slot: its columns, and how they are computed from rows p, u and s.
 _FROM_ROWS = {
-    "activity": f"""SELECT {_GROUP}, count(DISTINCT CASE WHEN {_COUNTED} THEN p.message END) AS messages,
-        sum({_COUNTED}) AS parts, sum({_COUNTED} AND {_IS_CALL}) AS tool_calls, {_TOKEN_SUMS}
+    "activity": f"""SELECT {_GROUP}, count(DISTINCT CASE WHEN {IS_COUNTED} THEN p.message END) AS messages,
+        sum({IS_COUNTED}) AS parts, sum({IS_COUNTED} AND {IS_CALL}) AS tool_calls, {_TOKEN_SUMS}
         FROM {{rows}} GROUP BY 1, 2, 3, 4""",
-    "long_prompts": f"""SELECT {_GROUP}, CASE {_OVER} END AS over, {_TOKEN_SUMS}
-        FROM {{rows}} AND {_PROMPT} > {min(LONG_PROMPTS)} GROUP BY 1, 2, 3, 4, 5""",
-    "tools": f"""SELECT p.tool, sum({_IS_CALL}) AS calls, sum({_IS_FAILED_RESULT}) AS errors
-        FROM {{rows}} AND p.tool IS NOT NULL AND {_COUNTED} GROUP BY 1""",
+    "long_prompts": f"""SELECT {_GROUP}, {OVER} AS over, {_TOKEN_SUMS}
+        FROM {{rows}} AND {PROMPT_TOKENS} > {min(LONG_PROMPTS)} GROUP BY 1, 2, 3, 4, 5""",
+    "tools": f"""SELECT p.tool, sum({IS_CALL}) AS calls, sum({IS_RESULT} AND {IS_FAILED}) AS errors
+        FROM {{rows}} AND p.tool IS NOT NULL AND {IS_COUNTED} GROUP BY 1""",
 }
 _COLUMNS = {
     "activity": ("session", "slot", "model", "cwd", *COUNTS, *_TOKENS),
@@ -157,7 +161,7 @@ class Figures:
         if not self._cut:
             return ""
         slots = ", ".join(map(str, self._cut))
-        within = f"p.session IN (SELECT session FROM activity WHERE slot IN ({slots})) AND p.at / {SLOT} IN ({slots})"
+        within = f"p.session IN (SELECT session FROM activity WHERE slot IN ({slots})) AND {SLOT_OF} IN ({slots})"
         return " UNION ALL " + _FROM_ROWS[table].format(rows=f"{_ROWS} WHERE {within} AND {self._rows.sql}")
 
     def _join_sessions(self) -> str:

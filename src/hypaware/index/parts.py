@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -58,34 +59,10 @@ _DAY = 86_400 * 1_000_000
 _MAX_COUNT = 1 << 53
 
 
+@dataclass(slots=True, init=False, repr=False, eq=False)
 class Part:
     """A row of `parts` with the names of its text columns, its tokens and its entry. Not frozen, for speed."""
 
-    __slots__ = (
-        "at",
-        "branch",
-        "client",
-        "cwd",
-        "flags",
-        "hash",
-        "keys",
-        "machine",
-        "message",
-        "message_index",
-        "model",
-        "month",
-        "part_index",
-        "role",
-        "seq",
-        "session_id",
-        "size",
-        "text",
-        "text_entry",
-        "thread",
-        "tool",
-        "type",
-        "usage",
-    )
     at: int
     branch: str | None
     client: str | None

@@ -25,11 +25,11 @@ from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import DataFile
 from hypaware.index import database, lake_rows, spool_rows
 from hypaware.index.lake_rows import UnreadableFile
+from hypaware.index.schema import DATASET
 from hypaware.index.spool_rows import SegmentVanished, SpoolFile, SpoolIndexer
 from hypaware.index.writer import IndexWriter
 from hypaware.state.home_opener import read_identity
 
-DATASET = "ai_gateway_messages"
 LOCK_SECONDS = 60.0
 # A transaction ends after this many rows or bytes of entries.
 _BATCH_ROWS = 20_000

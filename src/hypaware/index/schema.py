@@ -34,6 +34,20 @@ LAST_MONTH = "209912"
 
 LONG_PROMPTS = (100_000, 200_000, 272_000)
 """Providers charge more for a response whose prompt has more tokens than one of these."""
+DATASET = "ai_gateway_messages"
+
+# SQL conditions and values over a row p of `parts` and a row u of `usage`.
+IS_COUNTED = f"(p.flags & {OFF_CONVERSATION}) = 0"
+IS_CALL = "p.type = (SELECT id FROM names WHERE name = 'tool_call')"
+IS_RESULT = "p.type = (SELECT id FROM names WHERE name = 'tool_result')"
+IS_FAILED = f"(p.flags & {IS_ERROR}) <> 0"
+# Integer division rounds towards zero, also before 1970.
+SLOT_OF = f"((p.at - CASE WHEN p.at < 0 THEN {SLOT - 1} ELSE 0 END) / {SLOT})"
+PROMPT_TOKENS = "(u.input + u.cache_read + u.cache_write)"
+_OVER = " ".join(f"WHEN {PROMPT_TOKENS} > {size} THEN {size}" for size in sorted(LONG_PROMPTS, reverse=True))
+OVER = f"CASE {_OVER} END"
+"""The largest of LONG_PROMPTS that the prompt exceeds."""
+
 TOKENS = ("input", "output", "cache_read", "cache_write", "reasoning")
 _TOKEN_COLUMNS = ", ".join(f"{name} INTEGER NOT NULL DEFAULT 0" for name in TOKENS)
 

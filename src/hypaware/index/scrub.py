@@ -32,7 +32,7 @@ def scrub_index(home: Home) -> None:
         with database.hold_lock(home, refresh.LOCK_SECONDS):
             refresh.refresh_locked(home, own_gateway)
             _scrub(home)
-    except (BlockingIOError, OSError, sqlite3.Error, HypError):
+    except (OSError, sqlite3.Error, HypError):
         # Whoever is writing or reading it keeps an unlinked file.
         database.remove_files(home)
     _after_vacuum()

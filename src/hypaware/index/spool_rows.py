@@ -25,13 +25,12 @@ from hypaware.home.sqlite_readonly import has_table, open_readonly
 from hypaware.index.database import write_meta
 from hypaware.index.matched_rows import find_superseded
 from hypaware.index.parts import COLUMNS, Part, hash_message_id, hash_part, make_part, to_microseconds
-from hypaware.index.schema import SPOOLED
+from hypaware.index.schema import DATASET, SPOOLED
 from hypaware.index.writer import IndexWriter
 from hypaware.model import datasets
 from hypaware.model.datasets import Row, RowRejected, hash_row_key
 from hypaware.spool import segments
 
-_DATASET = "ai_gateway_messages"
 _BATCH_ROWS = 2_000
 _SEGMENT_BITS = 32
 AGAIN = "spool_again"
@@ -73,7 +72,7 @@ class SegmentVanished(Exception):
 
 def list_spool(home: Home) -> list[SpoolFile]:
     """Return the segments with rows, oldest first. List them before the catalog is read."""
-    folder = segments.spool_folder(home, _DATASET)
+    folder = segments.spool_folder(home, DATASET)
     found: dict[str, SpoolFile] = {}
     # Active files first: one that is sealed in between is found again as sealed.
     for directory in (folder.active, folder.sealed):
@@ -91,22 +90,23 @@ def list_spool(home: Home) -> list[SpoolFile]:
 
 def is_unchanged(connection: sqlite3.Connection, files: Sequence[SpoolFile]) -> bool:
     """Tell whether all of the spool is indexed."""
-    known = {
-        name: (inode, size) for name, inode, size in connection.execute("SELECT name, inode, read_bytes FROM segments")
-    }
-    return known == {file.name: (file.inode, file.size) for file in files}
+    return _read_sizes(connection) == {(file.name, file.inode): file.size for file in files}
+
+
+def _read_sizes(connection: sqlite3.Connection) -> dict[tuple[str, int], int]:
+    """Return how many bytes of each segment, by name and inode, are indexed."""
+    query = "SELECT name, inode, read_bytes FROM segments"
+    return {(name, inode): size for name, inode, size in connection.execute(query)}
 
 
 def count_unread_bytes(connection: sqlite3.Connection, files: Sequence[SpoolFile]) -> int:
-    query = "SELECT name, inode, read_bytes FROM segments"
-    read = {(name, inode): size for name, inode, size in connection.execute(query)}
+    read = _read_sizes(connection)
     return sum(max(file.size - read.get((file.name, file.inode), 0), 0) for file in files)
 
 
 def count_unread(connection: sqlite3.Connection | None, files: Sequence[SpoolFile]) -> int:
     """Count the lines of the spool that are not indexed."""
-    query = "SELECT name, inode, read_bytes FROM segments"
-    read = {(name, inode): size for name, inode, size in connection.execute(query)} if connection else {}
+    read = _read_sizes(connection) if connection else {}
     lines = 0
     for file in files:
         with suppress(FileNotFoundError), _open_listed(file) as opened:
@@ -122,7 +122,7 @@ class SpoolIndexer:
         self._writer = writer
         self._connection = writer.connection
         self._own_gateway = own_gateway
-        self._dataset = datasets.get(_DATASET)
+        self._dataset = datasets.get(DATASET)
         self.added = 0
         self.problems: dict[Path, OSError] = {}
 

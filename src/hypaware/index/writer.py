@@ -17,14 +17,18 @@ from hypaware.index.blocks import BlockEntry
 from hypaware.index.database import write_meta
 from hypaware.index.parts import Part, is_command, month_of, prompt_of
 from hypaware.index.schema import (
-    IS_ERROR,
+    IS_CALL,
+    IS_COUNTED,
+    IS_FAILED,
     IS_LIVE,
+    IS_RESULT,
     IS_TURN,
     IS_TYPED,
     LONG_PROMPTS,
-    OFF_CONVERSATION,
+    OVER,
+    PROMPT_TOKENS,
     SIDECHAIN,
-    SLOT,
+    SLOT_OF,
     TOKENS,
 )
 from hypaware.index.tokens import TOKENIZER
@@ -37,17 +41,12 @@ _PROMPTS_TO_TRY = 5
 _MAX_CACHED_NAMES = 200_000
 _HASH_BYTES = 16 << 20
 _CHUNK = 10_000
-# Integer division rounds towards zero, also before 1970.
-_SLOT_OF = f"(p.at - CASE WHEN p.at < 0 THEN {SLOT - 1} ELSE 0 END) / {SLOT}"
-_COUNTED = f"(p.flags & {OFF_CONVERSATION}) = 0"
-_IS_CALL = "p.type = (SELECT id FROM names WHERE name = 'tool_call')"
-_IS_RESULT = "p.type = (SELECT id FROM names WHERE name = 'tool_result')"
 _FIGURES = f"""
-    count(DISTINCT CASE WHEN {_COUNTED} THEN p.message END), total(p.flags & {IS_TURN}) / {IS_TURN},
-    total({_COUNTED}), total({_COUNTED} AND {_IS_CALL}), total({_COUNTED} AND (p.flags & {IS_ERROR}) <> 0)"""
+    count(DISTINCT CASE WHEN {IS_COUNTED} THEN p.message END), total(p.flags & {IS_TURN}) / {IS_TURN},
+    total({IS_COUNTED}), total({IS_COUNTED} AND {IS_CALL}), total({IS_COUNTED} AND {IS_FAILED})"""
 _ACTIVITY = f"""
 INSERT INTO activity (session, slot, model, cwd, messages, turns, parts, tool_calls, errors, {", ".join(_COUNTS)})
-SELECT p.session, {_SLOT_OF}, ifnull(p.model, 0), ifnull(p.cwd, 0), {_FIGURES},
+SELECT p.session, {SLOT_OF}, ifnull(p.model, 0), ifnull(p.cwd, 0), {_FIGURES},
        {", ".join(f"ifnull(sum(u.{name}), 0)" for name in _COUNTS)}
 FROM touched t CROSS JOIN parts p ON p.session = t.session LEFT JOIN usage u ON u.seq = p.seq
 GROUP BY 1, 2, 3, 4"""
@@ -56,19 +55,17 @@ _TOTALS = f"""
 INSERT INTO totals (session, model, cwd, first_slot, last_slot, {", ".join(_SUMMED)})
 SELECT a.session, a.model, a.cwd, min(a.slot), max(a.slot), {", ".join(f"sum(a.{name})" for name in _SUMMED)}
 FROM touched t CROSS JOIN activity a ON a.session = t.session GROUP BY 1, 2, 3"""
-_PROMPT = "(u.input + u.cache_read + u.cache_write)"
-_OVER = " ".join(f"WHEN {_PROMPT} > {size} THEN {size}" for size in sorted(LONG_PROMPTS, reverse=True))
 _LONG = f"""
 INSERT INTO long_prompts (session, slot, model, cwd, over, {", ".join(_COUNTS)})
-SELECT p.session, {_SLOT_OF}, ifnull(p.model, 0), ifnull(p.cwd, 0), CASE {_OVER} END,
+SELECT p.session, {SLOT_OF}, ifnull(p.model, 0), ifnull(p.cwd, 0), {OVER},
        {", ".join(f"sum(u.{name})" for name in _COUNTS)}
 FROM touched t CROSS JOIN usage u ON u.session = t.session CROSS JOIN parts p ON p.seq = u.seq
-WHERE {_PROMPT} > {min(LONG_PROMPTS)} GROUP BY 1, 2, 3, 4, 5"""
+WHERE {PROMPT_TOKENS} > {min(LONG_PROMPTS)} GROUP BY 1, 2, 3, 4, 5"""
 _TOOLS = f"""
 INSERT INTO tools (session, slot, tool, calls, errors)
-SELECT p.session, {_SLOT_OF}, p.tool, total({_IS_CALL}), total({_IS_RESULT} AND (p.flags & {IS_ERROR}) <> 0)
+SELECT p.session, {SLOT_OF}, p.tool, total({IS_CALL}), total({IS_RESULT} AND {IS_FAILED})
 FROM touched t CROSS JOIN parts p ON p.session = t.session
-WHERE p.tool IS NOT NULL AND {_COUNTED} AND ({_IS_CALL} OR {_IS_RESULT}) GROUP BY 1, 2, 3"""
+WHERE p.tool IS NOT NULL AND {IS_COUNTED} AND ({IS_CALL} OR {IS_RESULT}) GROUP BY 1, 2, 3"""
 _NEWEST = f"""(SELECT n.{{0}} FROM parts n WHERE n.session = t.session AND n.{{0}} IS NOT NULL
     ORDER BY (n.flags & {SIDECHAIN}), n.at DESC, n.seq DESC LIMIT 1)"""
 _OLDEST_CLIENT = """(SELECT n.client FROM parts n WHERE n.session = t.session AND n.client IS NOT NULL

@@ -107,8 +107,7 @@ class _HtmlRenderer:
             case Said():
                 yield self._said(event)
             case Context():
-                lines = sum(len(text.splitlines()) for text in event.texts)
-                yield self._fold(f"context ({format_count(lines, 'line')})", "\n\n".join(event.texts))
+                yield self._fold(f"context ({format_count(event.lines, 'line')})", "\n\n".join(event.texts))
             case Call():
                 yield self._call(event)
             case CallEnd():
@@ -126,8 +125,7 @@ class _HtmlRenderer:
                     yield f'<p class="facts turn-end">{_line(facts)}</p>\n'
 
     def _speaker(self, event: Speaker) -> str:
-        name = event.message["model"] or "agent" if event.name == "agent" else event.name.capitalize()
-        shown = _line(name)
+        shown = _line(event.label)
         if event.name == "you":
             self._turns.append(_line(_first_words(event.message)))
             number = len(self._turns)

@@ -70,14 +70,12 @@ class _MarkdownRenderer:
     def event(self, event: Event) -> Iterator[str]:
         match event:
             case Speaker():
-                name = event.message["model"] or "agent" if event.name == "agent" else event.name.capitalize()
                 at = to_local(event.message["at"], self._zone)
-                yield f"{'#' * min(6, 3 + event.depth)} {_plain(name)} · {at:%Y-%m-%d %H:%M:%S}"
+                yield f"{'#' * min(6, 3 + event.depth)} {_plain(event.label)} · {at:%Y-%m-%d %H:%M:%S}"
             case Said():
                 yield from self._said(event)
             case Context():
-                lines = sum(len(text.splitlines()) for text in event.texts)
-                yield self._fold(f"context ({format_count(lines, 'line')})", "\n\n".join(event.texts))
+                yield self._fold(f"context ({format_count(event.lines, 'line')})", "\n\n".join(event.texts))
             case Call():
                 yield from self._call(event)
             case CallEnd():

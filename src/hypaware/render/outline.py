@@ -48,6 +48,11 @@ class Speaker:
     message: Message
     depth: int
 
+    @property
+    def label(self) -> str:
+        """The speaker for people: the model, or "You" or "Prompt"."""
+        return (self.message["model"] or "agent") if self.name == "agent" else self.name.capitalize()
+
 
 @dataclass(frozen=True)
 class Said:
@@ -63,6 +68,10 @@ class Context:
 
     texts: tuple[str, ...]
     depth: int
+
+    @property
+    def lines(self) -> int:
+        return sum(len(text.strip().splitlines()) for text in self.texts)
 
 
 @dataclass(frozen=True)

@@ -154,11 +154,8 @@ class TextRenderer:
                 yield from self._turn_end(event)
 
     def _speaker(self, event: Speaker) -> Iterator[str]:
-        if event.name == "agent":
-            mark, name, color = self._marks.agent, event.message["model"] or "agent", _MAGENTA
-        else:
-            mark, name, color = self._marks.you, event.name.capitalize(), _CYAN
-        shown = cut_line(escape_cell(name), _MAX_NAME, self._marks.more)
+        mark, color = (self._marks.agent, _MAGENTA) if event.name == "agent" else (self._marks.you, _CYAN)
+        shown = cut_line(escape_cell(event.label), _MAX_NAME, self._marks.more)
         heading = self._paint(f"{mark} {shown}", _BOLD, color)
         yield from self._lines(["", f"{heading}  {self._paint(self._time(event.message), _DIM)}"], event.depth, "")
         self._after_heading = True
@@ -192,8 +189,7 @@ class TextRenderer:
             for text in event.texts:
                 yield from self._foldable(text, event.depth, "context:", self.style.full)
         else:
-            lines = sum(len(text.strip().splitlines()) for text in event.texts)
-            shown = f"context: {format_count(len(event.texts), 'note')}, {format_count(lines, 'line')}"
+            shown = f"context: {format_count(len(event.texts), 'note')}, {format_count(event.lines, 'line')}"
             yield from self._lines([self._paint(shown, _DIM, _ITALIC)], event.depth)
         self._after_heading = False
 

@@ -67,7 +67,7 @@ def message_rows(draw: st.DrawFn) -> dict[str, Any]:
         "message_created_at": DAYS[number % len(DAYS)],
         "content_text": text,
         "model": ("model-1", None)[number % 2],
-        "cwd": (None, "/work/a", "/work/b")[number % 3],
+        "cwd": (None, "/srv/a", "/srv/b")[number % 3],
     }
     if part["part_type"] == "tool_call":
         row["tool_args"] = {"command": text}
