@@ -20,7 +20,8 @@ HYP_READY := $(VENV)/.hyp-ready
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup engine demo check test forget-flaky lint unit spark acceptance real-clients soak bench docs lock clean
+.PHONY: help setup engine chromium demo check test forget-flaky lint unit browser spark acceptance real-clients soak
+.PHONY: bench screenshots docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +32,7 @@ setup: engine ## Make .venv with hyp in it, check or install Java, fetch the eng
 demo: engine ## The whole story in two minutes, in a temporary home (DEMO_HISTORY=own: your sessions; DEMO_KEEP=1)
 	@$(BIN)/python -m demo $(if $(DEMO_HISTORY),--history $(DEMO_HISTORY)) $(if $(DEMO_KEEP),--keep)
 
-test: forget-flaky lint unit spark acceptance ## Everything that must hold (up to half an hour)
+test: forget-flaky lint unit browser spark acceptance ## Everything that must hold (up to half an hour)
 	@if [ -s .flaky-tests ]; then echo "Flaky tests, each needs its cause found:"; cat .flaky-tests; fi
 
 forget-flaky:
@@ -47,11 +48,14 @@ lint: $(HYP_READY) ## ruff and mypy --strict
 unit: $(HYP_READY) ## Tests without a JVM, on all cores
 	$(TESTS) -n auto --dist worksteal tests/unit
 
+browser: chromium engine ## Tests of the page in Chromium (installed if missing and possible without a prompt, else skipped)
+	$(TESTS) -n auto --dist loadfile tests/acceptance/page
+
 spark: engine ## Tests with Spark; one Spark session uses all cores, so they run one after the other
 	$(TESTS) -o timeout=1200 tests/spark
 
 acceptance: engine ## Tests with real processes, killed for real, two files at a time (each starts engines of its own)
-	$(TESTS) -n 2 --dist loadfile -o timeout=1200 -m 'not real_clients' tests/acceptance
+	$(TESTS) -n 2 --dist loadfile -o timeout=1200 -m 'not real_clients' --ignore=tests/acceptance/page tests/acceptance
 
 real-clients: engine ## Claude Code and Codex from npm, through the gateway to a stub
 	npm install --silent --no-audit --no-fund --prefix $(REAL_CLIENTS) @anthropic-ai/claude-code @openai/codex
@@ -64,6 +68,9 @@ soak: engine ## The randomised tests, much longer (SOAK=25 times), and every kil
 
 bench: engine ## Measure against the targets of docs/performance.md
 	@$(BIN)/python -m bench.run
+
+screenshots: chromium ## Renew the pictures of the page in docs/images, from a made-up history
+	@$(BIN)/python -m scripts.screenshots
 
 docs: $(HYP_READY) ## Renew the parts of docs/ that follow from the code
 	@$(BIN)/python -m scripts.reference
@@ -84,6 +91,10 @@ clean: ## Remove .venv and everything else that was made here
 engine: $(HYP_READY)
 	@$(BIN)/python scripts/ensure_java.py
 	@$(BIN)/hyp engine install >/dev/null
+
+# Only the tests of the page and their pictures need it.
+chromium: $(HYP_READY)
+	@$(BIN)/python -m scripts.ensure_chromium
 
 $(PYTHON_READY): scripts/make-venv.sh
 	@sh scripts/make-venv.sh $(VENV)

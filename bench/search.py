@@ -57,9 +57,9 @@ def _read_words(index: Index) -> Words:
     connection.execute("PRAGMA query_only=OFF")
     newest = index.text_tables()[0]
     connection.execute(f"CREATE VIRTUAL TABLE temp.vocabulary USING fts5vocab(main, '{newest}', row)")
-    by_count = [
-        term for (term,) in connection.execute("SELECT term FROM vocabulary ORDER BY doc DESC LIMIT ?", (_RARE,))
-    ]
+    # Words of the text only, not those of roles, types and tools, which begin with a private character.
+    query = "SELECT term FROM vocabulary WHERE term < char(0xE000) ORDER BY doc DESC LIMIT ?"
+    by_count = [term for (term,) in connection.execute(query, (_RARE,))]
     frequent, ordinary = by_count[:_FREQUENT], by_count[200:_ORDINARY]
     return frequent, ordinary or by_count, by_count[len(by_count) // 2 :]
 

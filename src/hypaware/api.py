@@ -49,7 +49,8 @@ class Lake:
         from hypaware.index.filters import make_filters
         from hypaware.index.prices import load_prices
         from hypaware.index.search import find_sessions
-        from hypaware.index.sessions import SORTS, list_sessions
+        from hypaware.index.session_order import SORTS
+        from hypaware.index.sessions import list_sessions
         from hypaware.index.store import open_index
 
         if sort not in SORTS:

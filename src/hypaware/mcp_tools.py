@@ -182,8 +182,16 @@ class McpTools:
         from hypaware.index.search import search
 
         offset = given["offset"]
-        names = {"role": given.get("role"), "tool": given.get("tool"), "part_type": given.get("type")}
-        found = search(index, given["words"], filters, **names, limit=given["limit"], offset=offset)
+        found = search(
+            index,
+            given["words"],
+            filters,
+            role=given.get("role"),
+            tool=given.get("tool"),
+            part_type=given.get("type"),
+            limit=given["limit"],
+            offset=offset,
+        )
         hits = fit(found.pop("hits"))
         end = offset + len(hits)
         may_be_more = end < found["total"] or not found["total_is_exact"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from hypaware.engine.session import EngineSession
 from hypaware.export.delivery import DeliveryOptions, Driver
 from hypaware.home import Home
 from hypaware.iceberg import metadata
+from hypaware.index.refresh import refresh_index
+from hypaware.index.store import drop_index
 from hypaware.lake import key_index, locks, schema, tombstones
 from hypaware.lake.flush import Flusher
 from hypaware.lake.read import LakeRowReader
@@ -33,7 +36,7 @@ from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
 from hypaware.state import flushes
 from hypaware.state.home_opener import open_home
-from hypaware.verify import ALL_CHECKS, DatasetAudit
+from hypaware.verify import ALL_CHECKS, DatasetAudit, run_verify
 from tests.support.light_home import append
 from tests.support.light_purge import holders
 from tests.support.processes import PATIENCE
@@ -117,6 +120,12 @@ class Context:
             audit = DatasetAudit(self.home, opened.store, lake, SparkTable(self.spark, MESSAGES), MESSAGES, True)
             found = [check(audit) for check in ALL_CHECKS]
         return [f"{each.name}: {each.detail}" for each in found if not each.ok]
+
+    def verify(self, *, deep: bool = False, repair: bool = False) -> dict[str, str]:
+        """Run `hyp verify` as a whole, and return the details of the checks that fail."""
+        with locks.track_job():
+            found = run_verify(self, {"deep": deep, "repair": repair, "accept_rollback": False})
+        return {each["name"]: each["detail"] for each in found["checks"] if not each["ok"]}
 
 
 @pytest.fixture
@@ -254,3 +263,38 @@ def test_flushes_deliveries_and_queries_continue_during_purges(
     assert sent | Counter(expected) == sent
     assert max(sent.values()) == 1
     assert context.failed_checks() == []
+
+
+def _change_counts(index: sqlite3.Connection) -> None:
+    index.execute("UPDATE sessions SET messages = messages + 1")
+
+
+def _change_text(index: sqlite3.Connection) -> None:
+    index.execute("UPDATE blocks SET texts = (SELECT texts FROM blocks ORDER BY id DESC LIMIT 1) WHERE id = 1")
+
+
+def _lose_a_row(index: sqlite3.Connection) -> None:
+    index.execute("DELETE FROM parts WHERE seq = (SELECT min(seq) FROM parts)")
+
+
+@pytest.mark.parametrize(
+    ("damage", "deep"), [(_lose_a_row, False), (_lose_a_row, True), (_change_counts, True), (_change_text, True)]
+)
+def test_verify_finds_a_damaged_index_and_repairs_it(
+    context: Context, damage: Callable[[sqlite3.Connection], None], deep: bool
+) -> None:
+    context.flush(rows(30))
+    context.flush(rows(30, start=30, content_text="other words"))
+    drop_index(context.home)
+    refresh_index(context.home)
+    assert context.verify(deep=deep) == {}
+
+    with closing(sqlite3.connect(context.home.index)) as index, index:
+        damage(index)
+    found = context.verify(deep=deep)
+
+    assert list(found) == ["index"]
+    assert "(hyp index rebuild)" in found["index"]
+    assert context.verify(deep=deep, repair=True) == {}
+    refresh_index(context.home)
+    assert context.verify(deep=True) == {}

@@ -51,7 +51,8 @@ try:
 except HypError as error:
     print(error.message)
     sys.exit(error.exit_code)
-print(*sorted({"pyspark", "py4j", "pyarrow", "obstore", "pyiceberg"} & set(sys.modules)))
+heavy = {"pyspark", "py4j", "pyarrow", "obstore", "pyiceberg", "jinja2", "hypaware.page"}
+print(*sorted(heavy & set(sys.modules)))
 """
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from hypaware.gateway.exchange import RecordedBody, RecordedExchange
 from hypaware.gateway.recorder import ExchangeHandler, RecorderCounts, RecorderLimits
@@ -15,6 +15,8 @@ from hypaware.gateway.routes import Route, Routes
 from hypaware.gateway.server import GatewayServer, LocalPage
 from tests.support.processes import PATIENCE
 from tests.support.upstream_stub import UpstreamStub
+
+T = TypeVar("T")
 
 
 class KeptExchanges:
@@ -95,8 +97,12 @@ class LiveGateway:
         self.stop(self._grace)
         self._end()
 
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it in the event loop of the gateway."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
     def stop_listening(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.gateway.stop_listening(), self._loop).result()
+        self.run(self.gateway.stop_listening())
 
     def stop(self, grace: float) -> None:
         asyncio.run_coroutine_threadsafe(self.gateway.stop(grace), self._loop).result()

@@ -9,7 +9,7 @@ from itertools import count
 
 from hypaware.index import blocks, schema
 from hypaware.index.parts import month_of
-from hypaware.index.tokens import TOKENIZER, prepare_text
+from hypaware.index.tokens import TOKENIZER, kind_words, prepare_text
 
 DAY = 86_400 * 1_000_000
 START = 1_767_225_600 * 1_000_000
@@ -40,6 +40,7 @@ class SearchIndex:
         for statement in schema.TABLES:
             self.connection.execute(statement)
         self.progress: float | None = None
+        self.hides_sessions = False
         self._seqs = count(1)
         self._blocks = count(1)
         self.parts: dict[int, SamplePart] = {}
@@ -77,7 +78,7 @@ class SearchIndex:
                 "ON CONFLICT DO UPDATE SET row_count = row_count + 1",
                 (month,),
             )
-            run(f"INSERT INTO text_{month} (rowid, text) VALUES (?, ?)", (seq, text))
+            run(f"INSERT INTO text_{month} (rowid, text) VALUES (?, ?)", (seq, kind_words(role, type_, tool) + text))
 
     def _session(self, part: SamplePart) -> int:
         run = self.connection.execute

@@ -72,7 +72,9 @@ def _fit(columns: list[TextColumn], width: int) -> tuple[list[TextColumn], dict[
 
 
 def cell_width(text: str) -> int:
-    """Return how many columns of a terminal the text takes."""
+    """Return how many columns of a terminal the text takes, which has no control characters."""
+    if text.isascii():
+        return len(text)
     # Not at the top: the help of a command must not wait for rich.
     from rich.cells import cell_len
 
@@ -81,6 +83,8 @@ def cell_width(text: str) -> int:
 
 def pad_cell(text: str, width: int) -> str:
     """Return the text in exactly `width` columns, padded or cut."""
+    if text.isascii():
+        return text[:width].ljust(width)
     from rich.cells import set_cell_size
 
     return set_cell_size(text, width)

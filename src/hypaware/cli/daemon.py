@@ -225,14 +225,10 @@ def show_stopped(home: Home, *, stopped: bool) -> None:
 def show_running(report: dict[str, Any]) -> None:
     sinks, service, gateway = report.pop("sinks", {}), report.pop("installed"), report.pop("gateway", {})
     flush, maintenance, imports = report.pop("flush", {}), report.pop("maintain", {}), report.pop("catch_up", {})
-    state = gateway.get("state")
-    if state == "listening":
-        state = f"listening on {gateway.get('listen')}"
-    elif gateway.get("error"):
-        state = f"{state}: {gateway['error']}"
     shown = {
         "installed": service["path"] if service else None,
-        "gateway": state,
+        "gateway": _describe_address(gateway),
+        "page": _describe_address(report.pop("page", {})),
         "last_exchange": gateway.get("last_exchange_at"),
         "last_flush": flush.get("last_flush"),
         "last_import": _last_run(imports),
@@ -246,6 +242,13 @@ def show_running(report: dict[str, Any]) -> None:
             ["sink", "next delivery", "last delivery", "status"],
             [(name, each["next_round"], each["last_round"], each["last_status"]) for name, each in sinks.items()],
         )
+
+
+def _describe_address(part: Mapping[str, Any]) -> str | None:
+    state = part.get("state")
+    if state == "listening":
+        return f"listening on {part.get('listen')}"
+    return f"{state}: {part['error']}" if part.get("error") else state
 
 
 def _last_run(part: Mapping[str, str | None]) -> str | None:

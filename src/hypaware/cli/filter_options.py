@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,11 +48,22 @@ def reading_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def open_for_reading() -> Index:
-    """Open the index of the home. Close it, or use it as a context. Raise NotReady if there is no home."""
+@contextmanager
+def open_for_reading() -> Iterator[Index]:
+    """Open the index of the home. Raise NotReady if there is no home.
+
+    The garbage collector is off in this context: it would look at a long result again and again while it grows.
+    """
     from hypaware.index.store import open_index
 
-    return open_index(Home.from_environment(), note=output.note)
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with open_index(Home.from_environment(), note=output.note) as index:
+            yield index
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def note_no_match(index: Index, filters: Filters) -> None:

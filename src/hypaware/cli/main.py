@@ -28,6 +28,7 @@ TABLE = (
     CommandEntry("import-cache", "import_cache:import_cache", "Import the cache of the JavaScript HypAware."),
     CommandEntry("reproject", "backfill:reproject", "Decode the recorded raw exchanges again."),
     CommandEntry("flush", "spool:flush", "Commit spooled rows to the lake now."),
+    CommandEntry("open", "open:open_", "Show what is recorded in the browser."),
     CommandEntry("sessions", "sessions:sessions", "List the recorded sessions."),
     CommandEntry("show", "show:show", "Read the conversation of a session."),
     CommandEntry("tail", "show:tail", "Watch sessions while they are recorded."),

@@ -24,7 +24,6 @@ import os
 import shutil
 import sys
 import time
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path, PurePath
@@ -90,8 +89,7 @@ def emit_document(document: Any) -> bool:
 
 def emit_json(document: Any) -> None:
     global _document_printed
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2, default=_to_json)
-    write_bytes(escape_json(text).encode() + b"\n")
+    write_bytes(escape_json(_format_json(document)).encode() + b"\n")
     _document_printed = True
 
 
@@ -201,6 +199,18 @@ def _time(value: datetime | date) -> str:
     return value.isoformat()
 
 
+def _format_json(document: Any) -> str:
+    """Return the document with an indent of two. The standard encoder takes a second for 20,000 sessions."""
+    import orjson
+
+    options = orjson.OPT_INDENT_2 | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
+    try:
+        return orjson.dumps(document, default=_to_json, option=options).decode()
+    except orjson.JSONEncodeError:
+        # Numbers beyond 64 bits, and text that is not valid Unicode.
+        return json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2, default=_to_json)
+
+
 def _to_json(value: object) -> object:
     if isinstance(value, datetime | date):
         return _time(value)
@@ -264,6 +274,8 @@ def _to_hyp_error(error: BaseException) -> HypError:
     if isinstance(error, OSError) and error.errno in _FILE_ERRORS:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
         return HypError(what, kind="file_unavailable", repair="hyp doctor")
+    import traceback
+
     traceback_text = "".join(traceback.format_exception(error))
     what = f"{type(error).__name__}: {error}".strip(": ")
     summary = f"unexpected {what.splitlines()[0][:300]}"

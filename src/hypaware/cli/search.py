@@ -76,7 +76,9 @@ def search(
         if not output.emit_document(found):
             _print_hits(index, found, filters)
         if not found["total"]:
-            _explain_nothing(index, filters, {"role": role, "tool": tool, "type": part_type})
+            _explain_nothing(
+                index, filters, {"role": role, "tool": tool, "type": part_type}, is_complete=found["is_complete"]
+            )
 
 
 def _print_hits(index: Index, found: dict[str, Any], filters: Filters) -> None:
@@ -100,6 +102,8 @@ def _print_hits(index: Index, found: dict[str, Any], filters: Filters) -> None:
         total = f"{'' if found['total_is_exact'] else 'at least '}{format_count(found['total'], 'match', 'matches')}"
         order = "best first" if found["order"] == "relevance" else "newest first"
         rest = f"; {len(hits):,} shown (use --limit to see more)" if found["total"] > len(hits) else ""
+        if not found["is_complete"]:
+            rest += "; it takes longer to find all of them: --limit 0"
         output.note(f"\n{total}, {order}{rest}. Read a session: hyp show {shown_ids[hits[0]['session_id']]}")
 
 
@@ -133,13 +137,16 @@ def _wrap(snippet: str, width: int | None, in_color: bool) -> list[str]:
     return captured.get().rstrip("\n").split("\n")
 
 
-def _explain_nothing(index: Index, filters: Filters, names: dict[str, str | None]) -> None:
+def _explain_nothing(index: Index, filters: Filters, names: dict[str, str | None], *, is_complete: bool) -> None:
     from hypaware.index.search import explain_unknown_name
 
     for kind, name in names.items():
         if name is not None and (reason := explain_unknown_name(index, kind, name)):
             output.note(reason)
             return
+    if not is_complete:
+        output.note("nothing was found in time; to search to the end: --limit 0")
+        return
     note_no_match(index, filters)
     if not output.wants_json():
         so_far = "" if index.progress is None else " so far"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -14,6 +14,7 @@ from hypaware.gateway.handover import SERVER_PORT
 from hypaware.home import Home
 
 _DEFAULT_LISTEN = f"127.0.0.1:{SERVER_PORT}"
+_DEFAULT_PAGE = f"127.0.0.1:{SERVER_PORT + 1}"
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
@@ -24,7 +25,11 @@ def server() -> None:
 
 @server.command(
     "run",
-    examples=["hyp server run", "hyp server run --listen 0.0.0.0:18522 --tls-cert server.pem --tls-key server.key"],
+    examples=[
+        "hyp server run",
+        "hyp server run --listen 0.0.0.0:18522 --tls-cert server.pem --tls-key server.key",
+        "hyp server run --page",
+    ],
 )
 @click.option(
     "--listen",
@@ -36,46 +41,100 @@ def server() -> None:
 @click.option("--tls-cert", type=_file, help="Serve HTTPS with this certificate chain (PEM).")
 @click.option("--tls-key", type=_file, help="Use this private key of the certificate (PEM).")
 @click.option("--no-flush", is_flag=True, help="Receive only; you run hyp flush and hyp maintain yourself.")
-def run(listen: str, tls_cert: Path | None, tls_key: Path | None, no_flush: bool) -> None:
+@click.option(
+    "--page",
+    is_flag=False,
+    flag_value=_DEFAULT_PAGE,
+    metavar="[ADDRESS:PORT]",
+    help=f"Show the lake in the browser, read-only, to people who sign in; alone: on {_DEFAULT_PAGE}.",
+)
+@click.option(
+    "--page-host",
+    multiple=True,
+    metavar="NAME",
+    help="Answer under this host name; can be repeated.  [default: the address of --page]",
+)
+@click.option("--page-user-header", metavar="HEADER", help="Let the proxy of --page-proxy name the person in it.")
+@click.option(
+    "--page-proxy",
+    multiple=True,
+    metavar="CIDR",
+    help="Trust the proxy at this address or network, which serves HTTPS; can be repeated.",
+)
+def run(
+    listen: str,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    no_flush: bool,
+    page: str | None,
+    page_host: tuple[str, ...],
+    page_user_header: str | None,
+    page_proxy: tuple[str, ...],
+) -> None:
     """Run the server in the foreground until it is stopped. Only one runs per home.
 
     A batch is acknowledged once it is durable. Received rows are committed to the lake every `flush.interval`, and the
     lake is maintained every `maintain.interval`. On SIGTERM or Ctrl-C, requests in progress are completed first.
+
+    With --page, people who sign in with a viewer token (`hyp server token create --viewer`), or through a proxy that
+    authenticates them, see all sessions but those that the privacy settings of this home withhold.
     """
-    from hypaware.config.values import LISTEN
     from hypaware.server import run as process
+    from hypaware.server.page import TeamPageOptions
 
     home = Home.from_environment()
-    try:
-        host, _, port = LISTEN.read(listen).rpartition(":")
-    except ValueError:
-        raise click.BadParameter(
-            f"expected {LISTEN.expected}, for example {_DEFAULT_LISTEN}", param_hint="--listen"
-        ) from None
+    host, port = _read_address("--listen", listen, _DEFAULT_LISTEN)
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key must be given together")
-    options = process.ServerOptions(host.strip("[]"), int(port), tls_cert, tls_key, flush=not no_flush)
+    shown: TeamPageOptions | None = None
+    if page is not None:
+        page_at = _read_address("--page", page, _DEFAULT_PAGE)
+        shown = TeamPageOptions(*page_at, page_host, page_user_header, page_proxy, tls_cert, tls_key)
+        shown.to_rules()
+    elif page_host or page_user_header or page_proxy:
+        raise click.UsageError("--page-host, --page-user-header and --page-proxy need --page")
+    options = process.ServerOptions(host, port, tls_cert, tls_key, page=shown, flush=not no_flush)
     # Print without buffering, because the parent process may wait for the line.
     process.run_server(home, options, lambda line: output.write_bytes(f"{line}\n".encode()))
 
 
+def _read_address(option: str, given: str, example: str) -> tuple[str, int]:
+    from hypaware.config.values import LISTEN
+
+    try:
+        host, _, port = LISTEN.read(given).rpartition(":")
+    except ValueError:
+        raise click.BadParameter(f"expected {LISTEN.expected}, for example {example}", param_hint=option) from None
+    return host.strip("[]"), int(port)
+
+
 @server.group("token", cls=Group, examples=["hyp server token create --label alice", "hyp server token list"])
 def token() -> None:
-    """Create, list and revoke bootstrap tokens. A machine needs one to enrol."""
+    """Create, list and revoke tokens. A machine needs one to enrol, a person to look at the page."""
 
 
-@token.command("create", examples=["hyp server token create --label alice", "hyp server token create --ttl 7d --json"])
-@click.option("--label", help="Name the owner. Use the same label for a token that replaces another.")
-@click.option(
-    "--ttl", metavar="DURATION", help="Let machines enrol with it for this long: 12h, 7d.  [default: no limit]"
+@token.command(
+    "create",
+    examples=[
+        "hyp server token create --label alice",
+        "hyp server token create --viewer --label alice",
+        "hyp server token create --ttl 7d --json",
+    ],
 )
+@click.option("--label", help="Name the owner. Use the same label for a token that replaces another.")
+@click.option("--ttl", metavar="DURATION", help="Let it be used for this long: 12h, 7d.  [default: no limit]")
+@click.option("--viewer", is_flag=True, help="Make it for a person who looks at the page; it cannot enrol a machine.")
 @json_option
-def create(label: str | None, ttl: str | None) -> None:
-    """Create a bootstrap token and print it. It cannot be shown again."""
+def create(label: str | None, ttl: str | None, viewer: bool) -> None:
+    """Create a token and print it: for machines that enrol, or with --viewer for a person. It cannot be shown again.
+
+    The label of a token that enrols machines names their owner. The page shows their sessions under that name.
+    """
     from hypaware.server import auth
 
     lifetime = None if ttl is None else parse_duration("--ttl", ttl)
-    secret, token = auth.create_token(Home.from_environment(), label, lifetime)
+    use: Literal["enrol", "view"] = "view" if viewer else "enrol"
+    secret, token = auth.create_token(Home.from_environment(), label, lifetime, use=use)
     if output.emit_document({"token": secret, **auth.token_as_json(token)}):
         return
     output.emit(secret)
@@ -85,13 +144,13 @@ def create(label: str | None, ttl: str | None) -> None:
 @token.command("list", examples=["hyp server token list", "hyp server token list --json"])
 @json_option
 def list_() -> None:
-    """List the bootstrap tokens, without their secrets."""
+    """List the tokens, without their secrets. Use is `enrol` for machines and `view` for people."""
     from hypaware.server import auth
 
     home = Home.from_environment()
     # Listing must not create a home.
     found = [auth.token_as_json(each) for each in auth.list_tokens(home)] if home.root.is_dir() else []
-    columns = ["id", "label", "status", "created_at", "expires_at", "last_used_at"]
+    columns = ["id", "label", "use", "status", "created_at", "expires_at", "last_used_at"]
     _print_list("tokens", found, columns, "no tokens; to create one: hyp server token create")
 
 
@@ -99,7 +158,7 @@ def list_() -> None:
 @click.argument("name", metavar="ID|LABEL")
 @json_option
 def revoke(name: str) -> None:
-    """Revoke a token, or all tokens with a label, and every gateway that enrolled with them."""
+    """Revoke a token, or all tokens with a label. Gateways that enrolled and people who signed in with it are out."""
     from hypaware.server import auth
 
     revoked = auth.revoke_token(Home.from_environment(), name)

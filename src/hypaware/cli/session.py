@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from hypaware.cli import output
 from hypaware.cli.command import Group, json_option
 from hypaware.errors import HypError, UsageError
 from hypaware.home import Home
-from hypaware.text import did_you_mean
+from hypaware.text import summarize_error
 
 if TYPE_CHECKING:
     from hypaware.home.session_context import SessionFolder
@@ -124,49 +125,96 @@ def resolve_session(home: Home, given: str, unknown: bool) -> str:
     A session is known if it is in the lake or in the spool, if a client has its transcript or reported it, or if it was
     purged. Of purged sessions only a hash is kept, so they need the whole id.
     """
+    from hypaware.index.sessions import name_nearest
     from hypaware.lake import tombstones
     from hypaware.privacy.ignored_sessions import check_session_id
 
     check_session_id(given)
-    known = _known_sessions(home)
-    matches = sorted(each for each in known if each.startswith(given))
+    indexed = _find_in_index(home, given)
+    if indexed and given in indexed.ids:
+        return given
+    known = _known_sessions(home, without_messages=indexed is not None)
+    matches = {each for each in known if each.startswith(given)} | set(indexed.ids if indexed else ())
+    if indexed and not matches:
+        # Rows that another program added to the lake are not in the index.
+        known |= _lake_sessions(home)
+        matches = {each for each in known if each.startswith(given)}
     purged = tombstones.read_tombstones(home).purge_filter.sessions
-    if given in known or tombstones.hash_purged_value("session", given) in purged or (unknown and not matches):
+    if given in matches or tombstones.hash_purged_value("session", given) in purged or (unknown and not matches):
         return given
     if not matches:
+        nearest = name_nearest(given, sorted(known | set(indexed.near if indexed else ())))
         raise HypError(
-            f"no session is known whose id starts with {given}.{did_you_mean(given, known, or_all=False)} "
+            f"no session is known whose id starts with {given}.{nearest} "
             "Pass --unknown if you mean a session that was never seen on this machine",
             kind="unknown_session",
         )
     if len(matches) > 1:
-        shown = ", ".join(matches[:_MAX_SHOWN_SESSIONS])
+        shown = ", ".join(sorted(matches)[:_MAX_SHOWN_SESSIONS])
         more = f" and {len(matches) - _MAX_SHOWN_SESSIONS} more" if len(matches) > _MAX_SHOWN_SESSIONS else ""
         raise HypError(f"{given} is the start of several sessions: {shown}{more}", kind="ambiguous_session")
-    return matches[0]
+    return matches.pop()
 
 
-def _known_sessions(home: Home) -> set[str]:
+@dataclass(frozen=True)
+class _IndexedSessions:
+    ids: tuple[str, ...]
+    """The sessions of the index whose ids start as given."""
+    near: tuple[str, ...]
+    """If there is none, ids that may be meant."""
+
+
+def _find_in_index(home: Home, given: str) -> _IndexedSessions | None:
+    """Look the id up in the index. Return None if there is none, or if it does not have all rows yet."""
+    from hypaware.index.sessions import list_ids, list_near_ids
+    from hypaware.index.store import open_index
+
+    if not home.index.is_file():
+        return None
+    with suppress(HypError, OSError), open_index(home) as index:
+        if index.progress is None:
+            found = tuple(list_ids(index.connection, given))
+            return _IndexedSessions(found, () if found else tuple(list_near_ids(index.connection, given)))
+    return None
+
+
+def _known_sessions(home: Home, *, without_messages: bool) -> set[str]:
+    """Return the ids of all sessions; `without_messages` leaves out those of the dataset that the index covers."""
     from hypaware.backfill.providers import load_providers
     from hypaware.clients.client import Source
     from hypaware.home import session_context
-    from hypaware.lake.read import list_session_ids
+    from hypaware.index.schema import DATASET
     from hypaware.model import datasets
     from hypaware.privacy.ignored_sessions import read_ignored_sessions
     from hypaware.spool import reader
 
-    known = list_session_ids(home)
+    left_out = {DATASET} if without_messages else set()
+    known = _lake_sessions(home, left_out)
     known.update(read_ignored_sessions(home), session_context.all_session_columns(home.root))
-    for dataset in datasets.list_names():
+    for dataset in set(datasets.list_names()) - left_out:
         # A segment that cannot be read must not keep a session from being ignored.
         rows = reader.read_spooled_rows(home, dataset, unreadable={})
         known |= {str(row["session_id"]) for row in rows if row.get("session_id")}
     for each in load_providers():
-        for found in each.provider.find(dict(os.environ)):
-            # The transcripts of all clients end with the id of their session.
-            if isinstance(found, Source) and (name := _ENDS_WITH_ID.search(Path(found.path).stem)):
-                known.add(name[0])
+        try:
+            for found in each.provider.find(dict(os.environ)):
+                # The transcripts of all clients end with the id of their session.
+                if isinstance(found, Source) and (name := _ENDS_WITH_ID.search(Path(found.path).stem)):
+                    known.add(name[0])
+        except Exception as error:
+            # A broken plugin must not keep a session from being ignored or purged.
+            output.warn(f"{each.name}: its transcripts cannot be listed: {summarize_error(error)}")
     return known
+
+
+def _lake_sessions(home: Home, left_out: Collection[str] = ()) -> set[str]:
+    from hypaware.iceberg.metadata import list_tables
+
+    if not any(entry.name not in left_out for entry in list_tables(home)):
+        return set()  # reading data files needs libraries that take long to load
+    from hypaware.lake.read import list_session_ids
+
+    return list_session_ids(home, left_out)
 
 
 def _change(session_id: str | None, unknown: bool, change: Callable[[Home, str], bool], *, ignored: bool) -> None:

@@ -112,6 +112,9 @@ def _topics(document: Document, now: datetime) -> Iterator[tuple[str, str]]:
         gateway: Document = next((each for each in document["sources"] if each.get("kind") == "live"), {})
         if gateway.get("state") == "listening":
             text += f", gateway on {gateway['listen']}: {format_count(gateway['exchanges'], 'exchange')}"
+        page: Document = daemon.get("page") or {}
+        if page.get("state") == "listening":
+            text += f", page on http://{page['listen']}"
     yield "daemon", text
     for client in document["clients"]:
         if client.get("history") and (line := describe_history(client["history"], client["client"])):

@@ -82,6 +82,12 @@ class IndexConfig:
 
 
 @dataclass(frozen=True)
+class PageConfig:
+    enabled: bool = _setting(values.FLAG, True, "let the daemon serve the page of `hyp open`")
+    listen: str = _setting(values.LOOPBACK, "127.0.0.1:4177", "address of the page; only this machine can reach it")
+
+
+@dataclass(frozen=True)
 class UsageConfig:
     prices: str = _setting(values.TEXT, "", "file with your own prices, instead of those of the package")
 
@@ -142,6 +148,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     lake: LakeConfig = field(default_factory=LakeConfig)
     index: IndexConfig = field(default_factory=IndexConfig)
+    page: PageConfig = field(default_factory=PageConfig)
     usage: UsageConfig = field(default_factory=UsageConfig)
     flush: FlushConfig = field(default_factory=FlushConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)

@@ -174,6 +174,13 @@ def _listen(raw: Any) -> str:
     return value
 
 
+def _loopback(raw: Any) -> str:
+    value = _listen(raw)
+    if value.rpartition(":")[0] not in ("127.0.0.1", "localhost", "[::1]"):
+        raise ValueError("only this machine may reach it")
+    return value
+
+
 def _destination(raw: Any) -> str:
     value = _non_empty(raw)
     if "://" not in value and not value.strip().startswith(("/", "~")):
@@ -319,6 +326,7 @@ PERIOD = ValueType("a daily period, or empty", '"22:00-07:00"', _period)
 SIZE = ValueType("a number of bytes", '"128MiB"', _size, format_size)
 MEMORY = ValueType("an amount of memory in k, m, g or t", '"1g"', _matching(r"(?i)[1-9]\d*[kmgt]"))
 LISTEN = ValueType("an address and a port", '"127.0.0.1:18521"', _listen)
+LOOPBACK = ValueType("127.0.0.1, localhost or [::1], and a port", '"127.0.0.1:4177"', _loopback)
 HOSTS = ValueType("a list of host names or addresses", '["192.0.2.7"]', _hosts, list)
 URL = ValueType("an http or https address", '"https://api.example"', _url)
 SERVER_URL = ValueType("the server's http or https address", '"https://host.example"', _server_url)

@@ -6,11 +6,12 @@
      sinks: {name: {next_round, last_round, last_status}}, flush: {last_flush, last_status},
      follow: {error, clients: {name: {state, mode, polling_reason, folders, sources, rows, last_recorded_at,
               left_to_import, error}}},
-     catch_up: {last_run, last_status, next_look}, maintain: {next_look, waits, last_run, last_status}}
+     catch_up: {last_run, last_status, next_look}, maintain: {next_look, waits, last_run, last_status},
+     page: {state, listen, error, pid}}
 
-The gateway's state is `listening`, `down` or `off`; that of a followed client is `following`, `folder_missing` or
-`failing`. `unknown` counts paths, `without_row` kinds of items and `redacted`
-rules. All counts start at zero with the daemon.
+The state of the gateway and of the page is `listening`, `down` or `off`; that of a followed client is `following`,
+`folder_missing` or `failing`. `unknown` counts paths, `without_row` kinds of items and `redacted` rules. All counts
+start at zero with the daemon.
 
 The file is replaced atomically but not synced: it is meaningless after a power cut, and without the daemon's lock.
 """
@@ -47,13 +48,18 @@ class StatusFile:
             "follow": {"error": None, "clients": {}},
             "catch_up": dict.fromkeys(("last_run", "last_status", "next_look")),
             "maintain": dict.fromkeys(("next_look", "waits", "last_run", "last_status")),
+            "page": {},
         }
         self._written: bytes | None = None
 
     def update(self, part: str, **facts: object) -> None:
         """Set facts of one part and write the file. Times are written as ISO 8601."""
-        self._parts[part].update({name: _to_json(value) for name, value in facts.items()})
+        self.note(part, **facts)
         self.write()
+
+    def note(self, part: str, **facts: object) -> None:
+        """Set facts of one part for the next write."""
+        self._parts[part].update({name: _to_json(value) for name, value in facts.items()})
 
     def update_sink(self, sink: str, **facts: object) -> None:
         entry = self._sinks.setdefault(sink, dict.fromkeys(("next_round", "last_round", "last_status")))

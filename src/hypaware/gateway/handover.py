@@ -11,6 +11,7 @@ While no client is attached to the home, the fallback is not needed: `open_addre
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -136,6 +137,18 @@ def bind_listener(address: str) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def bind_page_listener(listen: str) -> socket.socket:
+    """Listen on the page's address. If it is the default one and another home uses it, listen on a free port."""
+    from hypaware.config import PageConfig  # the fallback, which uses this module, has to start quickly
+
+    try:
+        return bind_listener(listen)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE or listen != PageConfig().listen:
+            raise
+    return bind_listener(f"{listen.rpartition(':')[0]}:0")
 
 
 def _address_error(listen: str, reason: object) -> NotReady:

@@ -100,6 +100,7 @@ class GatewayServer:
         self._proxies: dict[str, OutboundProxy | None] = {}
         self._session: aiohttp.ClientSession | None = None
         self._runner: web.ServerRunner | None = None
+        self._listener: asyncio.Server | None = None
         self._own_authorities: set[str] = set()
         """The `host:port` texts that address this gateway in an absolute URL."""
         self._running: set[asyncio.Task[object]] = set()
@@ -119,11 +120,13 @@ class GatewayServer:
         self._session, self._runner = open_session(tls), web.ServerRunner(_Server(self._handle))
         try:
             await self._runner.setup()
+            server, loop = self._runner.server, asyncio.get_running_loop()
+            assert server is not None
             if self._socket is not None:
-                await web.SockSite(self._runner, self._socket, backlog=_BACKLOG).start()
+                self._listener = await loop.create_server(server, sock=self._socket, backlog=_BACKLOG)
             else:
-                await web.TCPSite(self._runner, self._host, self._port, backlog=_BACKLOG).start()
-            host, self._port = self._runner.addresses[0][:2]
+                self._listener = await loop.create_server(server, self._host, self._port, backlog=_BACKLOG)
+            host, self._port = self._listener.sockets[0].getsockname()[:2]
             self.update_routes(self._routes)
             names = ("localhost", "127.0.0.1", "[::1]", self._host.lower())
             self._own_authorities.update(f"{name}:{self._port}" for name in names)
@@ -153,9 +156,16 @@ class GatewayServer:
 
     async def stop_listening(self) -> None:
         """Accept no more connections; open connections are still served."""
-        if self._runner is not None:
-            for site in self._runner.sites:
-                await site.stop()
+        if (listener := self._listener) is None:
+            return
+        self._listener = None
+        loop = asyncio.get_running_loop()
+        for each in listener.sockets:
+            loop.remove_reader(each.fileno())
+        # asyncio accepts a connection in one step of the loop and starts to serve it in the next. A server that is
+        # closed in between forgets the connection: it is neither answered nor closed.
+        await asyncio.sleep(0)
+        listener.close()
 
     async def stop(self, grace: float) -> None:
         await self.stop_listening()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from dataclasses import dataclass
@@ -68,6 +67,8 @@ class Home:
         if len(os.fsencode(path)) <= _SOCKET_PATH_MAX:
             return path
         # Not TMPDIR: a command and the engine may have different values of it.
+        import hashlib  # loads OpenSSL, and few commands need a socket
+
         digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:16]
         return Path("/tmp") / f"hyp-{os.getuid()}-{digest}" / "engine.sock"
 

@@ -53,7 +53,7 @@ class Arrivals:
         # Something may have been written since the index was opened, so the first poll looks at it again.
         self._signature: Signature = ()
         self._last_seq = 0
-        self._spooled: set[int] = set()
+        self._spooled: set[tuple[int, int]] = set()
         self._last_seq = self._find_last_seq()
         self._take_new_parts()
 
@@ -72,10 +72,14 @@ class Arrivals:
             shown.insert(0, message._replace(seqs=seqs))
         return list(self._read(shown))
 
-    def poll(self) -> list[Arrival]:
-        """Return the parts that have arrived. If no file has changed, this costs a few system calls."""
+    def poll(self, *, again: bool = False) -> list[Arrival]:
+        """Return the parts that have arrived. If no file has changed, this costs a few system calls.
+
+        With `again`, look into the index in any case: a process that does not wait for it to be brought up to date may
+        have seen the change of a file before its rows.
+        """
         signature = take_signature(self._index.home)
-        if signature == self._signature:
+        if signature == self._signature and not again:
             return []
         self._signature = signature
         self._index.refresh()
@@ -93,11 +97,12 @@ class Arrivals:
     def _take_new_parts(self) -> list[int]:
         """Return the sequences of the parts that were not there at the last look."""
         connection = self._index.connection
-        query = "SELECT seq FROM parts WHERE seq > ?"
-        found = [seq for (seq,) in connection.execute(query, (self._last_seq,))]
-        added = [seq for seq in found if seq not in self._spooled]
-        self._spooled = {seq for seq in found if seq >= SPOOLED}
-        self._last_seq = max((seq for seq in found if seq < SPOOLED), default=self._last_seq)
+        # The number of a row of the spool is used again when its segment is gone.
+        query = "SELECT seq, hash FROM parts WHERE seq > ?"
+        found = [(seq, hash_) for seq, hash_ in connection.execute(query, (self._last_seq,))]
+        added = [seq for seq, hash_ in found if (seq, hash_) not in self._spooled]
+        self._spooled = {(seq, hash_) for seq, hash_ in found if seq >= SPOOLED}
+        self._last_seq = max((seq for seq, _ in found if seq < SPOOLED), default=self._last_seq)
         query = """
             SELECT seq, at, session, message, part_index FROM parts
             WHERE seq IN (SELECT value FROM json_each(?)) AND session = ifnull(?, session)"""

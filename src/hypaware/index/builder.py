@@ -19,7 +19,7 @@ from hypaware.errors import Retryable
 from hypaware.home import Home, locks
 from hypaware.home.sqlite_readonly import open_readonly
 from hypaware.iceberg import metadata
-from hypaware.index import database, refresh, spool_rows
+from hypaware.index import database, meta, refresh, spool_rows
 from hypaware.index.schema import DATASET, SPOOLED
 
 if TYPE_CHECKING:
@@ -75,13 +75,8 @@ def wait_for_builder(home: Home, seconds: float) -> bool:
 def read_progress(home: Home) -> float | None:
     """Return the part of the lake's rows that is indexed, or None if all of them are."""
     with suppress(OSError, sqlite3.Error), open_readonly(home.index) as connection:
-        return progress_of(connection)
+        return meta.progress_of(connection)
     return 0.0
-
-
-def progress_of(connection: sqlite3.Connection) -> float | None:
-    missing, rows = (database.read_meta(connection, key) or 0 for key in ("missing", "rows"))
-    return max(0.0, 1 - missing / rows) if missing and rows else None
 
 
 def build_index(home: Home) -> None:

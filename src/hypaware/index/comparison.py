@@ -38,7 +38,7 @@ def compare_index(home: Home) -> list[str]:
     for _ in range(_ATTEMPTS):
         refresh.refresh_index(home)
         # Under the lock, so that the index does not change. The lake may: then both are read again.
-        with database.hold_lock(home, refresh.LOCK_SECONDS), open_readonly(home.index) as connection:
+        with database.hold_lock(home, database.LOCK_SECONDS), open_readonly(home.index) as connection:
             if refresh.plan_lake(home, connection) is None:
                 try:
                     return _Comparison(home, connection).run()

@@ -15,21 +15,36 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from hypaware import faults
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files, locks
+from hypaware.index.meta import APPLICATION_ID, is_current, is_damage, read_meta, write_meta
 from hypaware.index.schema import TABLES, VERSION
+
+__all__ = [
+    "LOCK_SECONDS",
+    "hold_lock",
+    "is_current",
+    "is_damage",
+    "is_unwritable",
+    "list_files",
+    "lock_path",
+    "open_existing",
+    "open_for_writing",
+    "read_meta",
+    "remove_files",
+    "write_meta",
+]
 
 _before_rename = faults.crash_point("index.create.before-rename", "an empty index exists under a temporary name")
 _after_rename = faults.crash_point("index.create.after-rename", "the index exists and is empty")
-_APPLICATION_ID = 0x68797069
 _PAGE_BYTES = 4096
 _CACHE_KIB = 8 << 10
 _BUSY_SECONDS = 30
 _POLL_SECONDS = 0.02
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+LOCK_SECONDS = 60.0
+"""How long a process waits for another writer."""
 _NO_SPACE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 
 
@@ -93,33 +108,11 @@ def open_existing(home: Home) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def is_damage(error: sqlite3.Error) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
-
-
 def is_unwritable(error: BaseException) -> bool:
     """Tell whether the disk is full or read-only, or the home belongs to another user."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_SPACE
     return isinstance(error, OSError)
-
-
-def read_meta(connection: sqlite3.Connection, key: str) -> Any:
-    found = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-    return found[0] if found else None
-
-
-def write_meta(connection: sqlite3.Connection, key: str, value: str | int | None) -> None:
-    connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
-
-
-def is_current(connection: sqlite3.Connection, *, with_text: bool | None = None) -> bool:
-    """Tell whether this is an index of this version, and with these settings if given. Raise on damage."""
-    ((version,),) = connection.execute("PRAGMA user_version")
-    ((application,),) = connection.execute("PRAGMA application_id")
-    if (version, application) != (VERSION, _APPLICATION_ID):
-        return False
-    return with_text is None or read_meta(connection, "text") == int(with_text)
 
 
 def _read_version(home: Home) -> int:
@@ -157,7 +150,7 @@ def _create(home: Home, with_text: bool) -> None:
             for statement in TABLES:
                 connection.execute(statement)
             write_meta(connection, "text", int(with_text))
-            connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version={VERSION}")
             connection.execute("COMMIT")
         durable_files.fsync_file(temporary)

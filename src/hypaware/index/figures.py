@@ -1,14 +1,13 @@
 """Counts and tokens of the rows that match the filters, added up in any grouping.
 
-Sessions that are inside the window as a whole, and within one day if days are asked for, come from `totals`; other
-whole slots from `activity`, `long_prompts` and `tools`. The slots that the window cuts are computed from `parts` and
-`usage`, only for the sessions that were active in them. So the figures are exact to the microsecond, and no query reads
-all rows.
+Sessions that are inside the window as a whole, and within one day or hour if these are asked for, come from `totals`;
+other whole slots from `activity`, `long_prompts` and `tools`. The slots that the window cuts are computed from `parts`
+and `usage`, only for the sessions that were active in them. So the figures are exact to the microsecond, and no query
+reads all rows.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +24,7 @@ from hypaware.index.schema import (
     PROMPT_TOKENS,
     SLOT_OF,
 )
-from hypaware.index.time_zones import day_sql
+from hypaware.index.time_zones import day_sql, hour_sql, week_sql
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -52,6 +51,7 @@ _COLUMNS = {
 _ROWS = "parts p JOIN sessions s ON s.id = p.session LEFT JOIN usage u ON u.seq = p.seq"
 _KEYS = {"project": "f.cwd", "model": "f.model", "session": "f.session", "client": "s.client", "machine": "s.machine"}
 _MODELS = "SELECT DISTINCT model FROM totals"
+_TIMES = {"day": day_sql, "hour": hour_sql, "week": week_sql}
 _FIRST_DAY = date(1970, 1, 1)
 
 
@@ -68,8 +68,8 @@ class FigureRow(NamedTuple):
 class Figures:
     """The figures of the rows that match.
 
-    A key is `day` (days since 1970 in the user's zone), `session` (its number), or `project`, `model`, `client` or
-    `machine` (the id of a name; 0 or None if a row has none).
+    A key is `hour`, `day` or `week` (since 1970 in the user's zone), `session` (its number), or `project`, `model`,
+    `client` or `machine` (the id of a name; 0 or None if a row has none).
     """
 
     def __init__(self, connection: Connection, filters: Filters, prices: PriceTable) -> None:
@@ -81,15 +81,19 @@ class Figures:
         self._totals = filter_totals(connection, filters)
         self._values = {**self._totals.values, **self._rows.values}
 
-    def sum_by(self, *keys: str) -> Iterator[FigureRow]:
+    def sum_by(self, *keys: str, only_tokens: bool = False) -> Iterator[FigureRow]:
         """Yield the sums of each combination of the keys and the model, and then their parts due to long prompts, if
-        these cost more."""
+        these cost more. With `only_tokens`, rows without tokens are left out, and no row has counts."""
         groups = ", ".join(str(number + 1) for number in range(len(keys) + 1))
-        at, counts = len(keys), len(COUNTS)
-        sums = ", ".join(f"sum(f.{name})" for name in (*COUNTS, *_TOKENS))
-        for row in self._run(f"SELECT {{keys}}, f.model, {sums} FROM {{source}} GROUP BY {groups}", keys):
+        names: tuple[str, ...] = () if only_tokens else COUNTS
+        at, counts = len(keys), len(names)
+        sums = ", ".join(f"sum(f.{name})" for name in (*names, *_TOKENS))
+        statement = f"SELECT {{keys}}, f.model, {sums} FROM {{source}} GROUP BY {groups}"
+        if only_tokens:
+            statement += f" HAVING {' OR '.join(f'sum(f.{name}) <> 0' for name in _TOKENS)}"
+        for row in self._run(statement, keys):
             numbers = row[at + 1 :]
-            yield FigureRow(row[:at], row[at], numbers[:counts], TokenCounts(*numbers[counts:]))
+            yield FigureRow(row[:at], row[at], numbers[:counts], TokenCounts._make(numbers[counts:]))
         if not (models := self._list_long_models()):
             return
         sums = ", ".join(f"sum(f.{name})" for name in _TOKENS)
@@ -108,7 +112,12 @@ class Figures:
             ((total,),) = self._run("SELECT count(DISTINCT f.session) FROM {source}", ())
             return {None: total}
         pairs = "SELECT key, count(*) FROM (SELECT DISTINCT {keys} AS key, f.session FROM {source}) GROUP BY key"
-        return dict(map(tuple, self._run(pairs, (key,))))
+        return dict(self._run(pairs, (key,)))
+
+    def count_messages(self, time: str) -> dict[int, int]:
+        """Return the number of messages of each `day` or `hour`. Those without messages are missing."""
+        counts = f"SELECT {self._time_sql(time)}, sum(f.messages) FROM ({self._select('activity')}) f GROUP BY 1"
+        return {key: count for key, count in self._connection.execute(counts, self._values) if count}
 
     def sum_tools(self) -> list[tuple[str, int, int]]:
         """Return the name, the calls and the failed results of each tool."""
@@ -116,7 +125,7 @@ class Figures:
             relation = self._select("tools")
         else:
             # The table does not have them: read the rows of the sessions that match.
-            sessions = f"p.session IN (SELECT session FROM ({self._select_activity(by_day=False)}))"
+            sessions = f"p.session IN (SELECT session FROM ({self._select_activity()}))"
             relation = _FROM_ROWS["tools"].format(rows=f"{_ROWS} WHERE {sessions} AND {self._rows.sql}")
         sums = f"SELECT tool, sum(calls) AS calls, sum(errors) AS errors FROM ({relation}) GROUP BY 1"
         statement = f"SELECT names.name, t.calls, t.errors FROM ({sums}) t JOIN names ON names.id = t.tool"
@@ -128,14 +137,14 @@ class Figures:
         prices = ((id_, self._prices.find(name)) for id_, name in found.items() if id_)
         return [id_ for id_, price in prices if price is not None and price.long is not None]
 
-    def _select_activity(self, *, by_day: bool) -> str:
+    def _select_activity(self, time: str | None = None) -> str:
         """Return the statement for rows with the columns of `activity` that match; a row can stand for several slots,
-        of one day if days matter."""
+        of one day or hour if these matter."""
         columns = _COLUMNS["activity"][2:]
         source = f"totals a{self._join_sessions()}"
         whole = ["a.first_slot >= :first_slot AND a.last_slot <= :last_slot"] if self._filters.has_window else []
-        if by_day:
-            whole.append(f"{self._day_sql('a.first_slot')} = {self._day_sql('a.last_slot')}")
+        if time is not None:
+            whole.append(f"{self._time_sql(time, 'a.first_slot')} = {self._time_sql(time, 'a.last_slot')}")
         is_whole = " AND ".join(whole) or "true"
         sql = f"""SELECT a.session, a.first_slot AS slot, {", ".join(f"a.{name}" for name in columns)}
             FROM {source} WHERE {self._totals.sql} AND {is_whole}"""
@@ -168,44 +177,51 @@ class Figures:
         return " JOIN sessions s ON s.id = a.session" if "s." in self._totals.sql else ""
 
     def _run(self, statement: str, keys: tuple[str, ...], table: str = "activity") -> Iterator[Any]:
-        columns = [self._day_sql() if key == "day" else _KEYS[key] for key in keys]
-        rows = self._select_activity(by_day="day" in keys) if table == "activity" else self._select(table)
+        time = next((key for key in keys if key in _TIMES), None)
+        columns = [self._time_sql(key) if key in _TIMES else _KEYS[key] for key in keys]
+        rows = self._select_activity(time) if table == "activity" else self._select(table)
         source = f"({rows}) f"
         if any(column.startswith("s.") for column in columns):
             source += " JOIN sessions s ON s.id = f.session"
-        return iter(self._connection.execute(statement.format(keys=", ".join(columns), source=source), self._values))
+        cursor = self._connection.cursor()
+        cursor.row_factory = None  # plain tuples: there can be a row for every session
+        return iter(cursor.execute(statement.format(keys=", ".join(columns), source=source), self._values))
 
-    def _day_sql(self, slot: str = "f.slot") -> str:
+    def _time_sql(self, time: str, slot: str = "f.slot") -> str:
         first, last = self._connection.execute(
             "SELECT (SELECT min(slot) FROM activity), (SELECT max(slot) FROM activity)"
         ).fetchone()
-        return day_sql(self._filters.timezone, first or 0, last or 0, slot)
+        return _TIMES[time](self._filters.timezone, first or 0, last or 0, slot)
 
 
 class TokenTally:
     """Adds up tokens by model, so that they can be priced."""
 
     def __init__(self) -> None:
-        self._models: defaultdict[str | None, TokenCounts] = defaultdict(TokenCounts)
-        self._long: defaultdict[str | None, defaultdict[int, TokenCounts]] = defaultdict(
-            lambda: defaultdict(TokenCounts)
-        )
+        self._models: dict[str | None, list[TokenCounts]] = {}
+        self._long: dict[str | None, dict[int, list[TokenCounts]]] = {}
 
     def add(self, model: str | None, tokens: TokenCounts, over: int = 0) -> None:
         if over:
-            self._long[model][over] += tokens
+            self._long.setdefault(model, {}).setdefault(over, []).append(tokens)
         elif any(tokens):
-            self._models[model] += tokens
+            self._models.setdefault(model, []).append(tokens)
 
     def add_up(self, prices: PriceTable) -> tuple[TokenCounts, Cost]:
-        tokens, cost = TokenCounts(), Cost()
-        for model, counts in self._models.items():
-            tokens += counts
-            cost.add(prices, model, counts, self._long.get(model))
-        return tokens, cost
+        sums = {model: _sum_tokens(rows) for model, rows in self._models.items()}
+        cost = Cost()
+        for model, counts in sums.items():
+            long = self._long.get(model, {})
+            cost.add(prices, model, counts, {over: _sum_tokens(rows) for over, rows in long.items()})
+        return _sum_tokens([*sums.values()]) if sums else TokenCounts(), cost
 
     def __bool__(self) -> bool:
         return bool(self._models)
+
+
+def _sum_tokens(rows: list[TokenCounts]) -> TokenCounts:
+    """Add up by columns: there can be a row for every session."""
+    return rows[0] if len(rows) == 1 else TokenCounts._make(map(sum, zip(*rows, strict=True)))
 
 
 def to_date(day: int) -> date:

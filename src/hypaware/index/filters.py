@@ -1,8 +1,8 @@
 """The filters that all reading commands share, and their SQL over the tables of the index.
 
-A row matches if its session is of the client and the machine, and its own folder, model and time match. A session
-matches if it has such a row. `since` and `until` are moments, both inclusive: whole slots inside the window are read
-from the sums, the slots that the window cuts from `parts`.
+A row matches if its session is of the client and the machine and has called the tool, and its own folder, model and
+time match. A session matches if it has such a row. `since` and `until` are moments, both inclusive: whole slots inside
+the window are read from the sums, the slots that the window cuts from `parts`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sqlite3 import Connection
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NAIVE_EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
 MAX_SLOT = (1 << 62) // SLOT
 
@@ -38,6 +40,12 @@ class Filters:
     """Microseconds since 1970; inclusive, like `until`."""
     until: int | None = None
     machine: str | None = None
+    person: str | None = None
+    """The label of the token that a machine enrolled with; only a server knows it. See `hypaware.state.machines`."""
+    tool: str | None = None
+    """A tool that the session has called, at any time."""
+    failed: str | None = None
+    """A tool of which a call has failed in the session."""
     excluded: frozenset[int] = frozenset()
     """Numbers of sessions (`sessions.id`) that never match."""
     timezone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
@@ -48,8 +56,8 @@ class Filters:
 
     @property
     def is_empty(self) -> bool:
-        values = (self.project, self.client, self.model, self.since, self.until, self.machine)
-        return all(value is None for value in values) and not self.excluded
+        values = (self.project, self.client, self.model, self.since, self.until, self.machine, self.person)
+        return all(value is None for value in (*values, self.tool, self.failed)) and not self.excluded
 
 
 def make_filters(
@@ -60,6 +68,9 @@ def make_filters(
     since: str | datetime | None = None,
     until: str | datetime | None = None,
     machine: str | None = None,
+    person: str | None = None,
+    tool: str | None = None,
+    failed: str | None = None,
     timezone: str | None = None,
     now: datetime | None = None,
 ) -> Filters:
@@ -77,7 +88,18 @@ def make_filters(
     if project is not None and project.startswith(("/", "~", ".")):
         # Not resolved: the folder may be gone, and rows hold the path as the client saw it.
         project = os.path.normpath(Path.cwd() / Path(project).expanduser())
-    return Filters(project=project, client=client, model=model, since=first, until=last, machine=machine, timezone=zone)
+    return Filters(
+        project=project,
+        client=client,
+        model=model,
+        since=first,
+        until=last,
+        machine=machine,
+        person=person,
+        tool=tool,
+        failed=failed,
+        timezone=zone,
+    )
 
 
 def _to_moment(
@@ -100,7 +122,7 @@ def to_datetime(moment: int) -> datetime:
 
 def to_text(moment: int | None) -> str | None:
     """Return a moment as ISO 8601 text in UTC, as in every JSON document."""
-    return None if moment is None else to_datetime(moment).isoformat().replace("+00:00", "Z")
+    return None if moment is None else f"{(_NAIVE_EPOCH + timedelta(0, 0, moment)).isoformat()}Z"
 
 
 class Condition(NamedTuple):
@@ -178,12 +200,24 @@ def filter_sessions(connection: Connection, filters: Filters) -> Condition:
 
 
 def _session_terms(connection: Connection, filters: Filters) -> tuple[list[str], dict[str, Any]]:
-    terms, values = [], {}
+    terms: list[str] = []
+    values: dict[str, Any] = {}
     for name, given in (("client", filters.client), ("machine", filters.machine)):
         if given is not None:
             found = connection.execute("SELECT id FROM names WHERE name = ?", (given,)).fetchone()
             terms.append(f"s.{name} = :{name}")
             values[name] = -1 if found is None else found[0]
+    if filters.person is not None:
+        # `Index` defines the function.
+        machines = "SELECT value FROM json_each(machines_of(:person))"
+        terms.append(f"s.machine IN (SELECT id FROM names WHERE name IN ({machines}))")
+        values["person"] = filters.person
+    for count, given in (("calls", filters.tool), ("errors", filters.failed)):
+        if given is not None:
+            ids = _list_ids(connection, "name = :given", given)
+            terms.append(
+                f"EXISTS (SELECT 1 FROM tools t WHERE t.session = s.id AND t.tool IN ({ids}) AND t.{count} > 0)"
+            )
     if filters.excluded:
         terms.append(f"s.id NOT IN ({', '.join(map(str, sorted(filters.excluded)))})")
     return terms, values
@@ -216,6 +250,7 @@ def _join(terms: list[str]) -> str:
     return " AND ".join(terms) or "true"
 
 
+@lru_cache(maxsize=4096)
 def project_of(cwd: str | None) -> str | None:
     """Return the name of a folder's project: its last folder."""
     return None if cwd is None else cwd.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or cwd
@@ -230,6 +265,8 @@ def explain_no_match(connection: Connection, filters: Filters) -> str | None:
         "machine": "SELECT DISTINCT machine FROM sessions",
         "model": "SELECT DISTINCT model FROM totals",
         "project": "SELECT DISTINCT cwd FROM totals",
+        "tool": "SELECT DISTINCT tool FROM tools WHERE calls > 0",
+        "failed": "SELECT DISTINCT tool FROM tools WHERE errors > 0",
     }
     for name, statement in statements.items():
         given = getattr(filters, name)
@@ -251,5 +288,9 @@ def explain_no_match(connection: Connection, filters: Filters) -> str | None:
             hint = did_you_mean(given, {each: project_of(each) or each for each in known}, or_all=len(known) <= 20)
             return f"no recorded session is in a project {escape_cell(given)}.{hint}"
         hint = did_you_mean(given, known, and_all=True) or " Nothing is recorded yet."
+        if name == "tool":
+            return f"no recorded session has called the tool {escape_cell(given)}.{hint}"
+        if name == "failed":
+            return f"in no recorded session a call of the tool {escape_cell(given)} has failed.{hint}"
         return f"no recorded session has the {name} {escape_cell(given)}.{hint}"
     return None

@@ -31,14 +31,15 @@ Document = dict[str, Any]
 def summarize_overview(index: Index, filters: Filters, prices: PriceTable) -> Document:
     """Return the overview of the rows that match the filters, as in the module's description."""
     figures = Figures(index.connection, filters, prices)
-    total = _Tally()
-    groups: defaultdict[str, defaultdict[Any, _Tally]] = defaultdict(lambda: defaultdict(_Tally))
-    for key in ("day", "project", "client"):
-        rows = list(figures.sum_by(key))
+    total = OverviewTally()
+    groups: defaultdict[str, defaultdict[Any, OverviewTally]] = defaultdict(lambda: defaultdict(OverviewTally))
+    for keys in (("day",), ("project", "client")):
+        rows = list(figures.sum_by(*keys))
         models = read_names(index.connection, (row.model for row in rows))
         for row in rows:
-            groups[key][row.keys[0]].add(row, models)
-            if key == "client":
+            for key, value in zip(keys, row.keys, strict=True):
+                groups[key][value].add(row, models)
+            if "client" in keys:
                 # Each row has the model as well.
                 groups["model"][row.model].add(row, models)
                 total.add(row, models)
@@ -72,7 +73,9 @@ def summarize_overview(index: Index, filters: Filters, prices: PriceTable) -> Do
     }
 
 
-class _Tally:
+class OverviewTally:
+    """Adds up the counts and tokens of rows."""
+
     def __init__(self) -> None:
         self._counts = [0] * len(COUNTS)
         self._tokens = TokenTally()

@@ -29,7 +29,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hypaware import config
 from hypaware.errors import ConfigError
 from hypaware.home import Home
 from hypaware.index.schema import LONG_PROMPTS
@@ -73,7 +72,14 @@ class TokenCounts(NamedTuple):
         return self.input + self.cache_read + self.cache_write
 
     def as_document(self) -> dict[str, int]:
-        return dict(zip(self._fields[:-1], self, strict=False))
+        # Written out: this is called for every session.
+        return {
+            "input": self[0],
+            "output": self[1],
+            "cache_read": self[2],
+            "cache_write": self[3],
+            "reasoning": self[4],
+        }
 
 
 class ModelPrice(NamedTuple):
@@ -157,9 +163,23 @@ class Cost:
 
 def load_prices(home: Home) -> PriceTable:
     """Return the prices of the file that the config names (`usage.prices`), or else of the package."""
+    if not _may_name_prices(home):
+        return read_prices()
+    from hypaware import config
+
     path = config.load(home).usage.prices
     # A relative path is below the home.
     return read_prices(home.root / Path(path).expanduser() if path else _PACKAGED)
+
+
+def _may_name_prices(home: Home) -> bool:
+    """Tell whether the config must be read; importing its schema takes longer than most answers."""
+    try:
+        return b"prices" in home.config.read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # loading it says what is wrong
 
 
 def read_prices(path: Path = _PACKAGED) -> PriceTable:

@@ -23,14 +23,13 @@ from hypaware import config
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import DataFile
-from hypaware.index import database, lake_rows, spool_rows
+from hypaware.index import database, freshness, lake_rows, spool_rows
 from hypaware.index.lake_rows import UnreadableFile
 from hypaware.index.schema import DATASET
 from hypaware.index.spool_rows import SegmentVanished, SpoolFile, SpoolIndexer
 from hypaware.index.writer import IndexWriter
 from hypaware.state.home_opener import read_identity
 
-LOCK_SECONDS = 60.0
 # A transaction ends after this many rows or bytes of entries.
 _BATCH_ROWS = 20_000
 _BATCH_BYTES = 24 << 20
@@ -56,6 +55,8 @@ class RefreshReport:
     complete: bool = True
     """False if `limit_rows` ended the refresh."""
     warning: str | None = None
+    is_whole: bool = True
+    """False if something could not be read; the next refresh tries it again."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +95,16 @@ def refresh_index(
     limit_rows: int | None = None,
     at_most_rows: int | None = None,
     on_progress: OnProgress | None = None,
-    wait_seconds: float = LOCK_SECONDS,
+    wait_seconds: float = database.LOCK_SECONDS,
     replace_newer: bool = True,
+    with_lake: bool = True,
 ) -> RefreshReport:
     """Bring the index up to date, or at least `limit_rows` rows closer to it. Create it if necessary.
 
-    Raise IndexBehind and change nothing if more than `at_most_rows` rows are missing. Raise BlockingIOError if another
-    process is writing the index, and OSError or sqlite3.Error if it cannot be written. A process that runs for long
-    sets `replace_newer` to False: then an index of a newer version is left alone and Retryable is raised.
+    Raise IndexBehind and change nothing if more than `at_most_rows` rows are missing or, without `with_lake`, if rows
+    of the lake are missing at all: then no data file is read. Raise BlockingIOError if another process is writing the
+    index, and OSError or sqlite3.Error if it cannot be written. A process that runs for long sets `replace_newer` to
+    False: then an index of a newer version is left alone and Retryable is raised.
     """
     # A moved home is relocated first: its tables would name files of another place. Nothing is created without a home.
     own_gateway = read_identity(home, make=False).gateway_id
@@ -113,6 +116,7 @@ def refresh_index(
             at_most_rows=at_most_rows,
             on_progress=on_progress,
             replace_newer=replace_newer,
+            with_lake=with_lake,
         )
 
 
@@ -124,13 +128,18 @@ def refresh_locked(
     at_most_rows: int | None = None,
     on_progress: OnProgress | None = None,
     replace_newer: bool = True,
+    with_lake: bool = True,
 ) -> RefreshReport:
     """Do the work of `refresh_index` for a caller that holds the lock."""
+    signature = freshness.take_signature(home)
     with_text = config.load(home).index.text
 
     def run() -> RefreshReport:
         with database.open_for_writing(home, with_text=with_text, replace_newer=replace_newer) as connection:
-            return _Refresh(home, connection, own_gateway, with_text, on_progress).run(limit_rows, at_most_rows)
+            writing = _Refresh(home, connection, own_gateway, with_text, on_progress)
+            report = writing.run(limit_rows, at_most_rows, with_lake=with_lake)
+            freshness.store_signature(connection, signature if report.complete and report.is_whole else None)
+            return report
 
     try:
         return run()
@@ -217,7 +226,7 @@ class _Refresh:
         self._counted = 0
         self._vanished: set[str] = set()
 
-    def run(self, limit_rows: int | None, at_most_rows: int | None) -> RefreshReport:
+    def run(self, limit_rows: int | None, at_most_rows: int | None, *, with_lake: bool) -> RefreshReport:
         self._limit = limit_rows
         for _ in range(_ATTEMPTS):
             # Listed before the catalog is read: a segment that is committed in between is found in one of them.
@@ -225,6 +234,8 @@ class _Refresh:
             plan = plan_lake(self._home, self._connection)
             if at_most_rows is not None:
                 self._require_little(plan, spool, at_most_rows)
+            if not with_lake and plan is not None and (plan.added or plan.removed):
+                raise IndexBehind("the lake has changed")
             if plan is None:
                 self._report.warning = database.read_meta(self._connection, "warning")
                 if spool_rows.is_unchanged(self._connection, spool):
@@ -236,6 +247,8 @@ class _Refresh:
                 break
             except (SegmentVanished, DataFileVanished):
                 self._writer.commit()
+        else:
+            self._report.is_whole = False
         if self._report.complete:
             self._compact_if_needed()
         return self._report
@@ -280,6 +293,7 @@ class _Refresh:
         self._report.spooled += indexer.added
         for path, error in indexer.problems.items():
             self._report.warning = f"{path} cannot be read ({error.strerror}); its rows are not shown"
+            self._report.is_whole = False
 
     def _must_read_again(self) -> bool:
         return any(database.read_meta(self._connection, key) is not None for key in (spool_rows.AGAIN, "live"))
@@ -308,6 +322,7 @@ class _Refresh:
             self._remove_files(plan.removed)
             self._note_manifests(plan)
             database.write_meta(self._connection, "metadata", plan.location or "")
+        self._report.is_whole = not unreadable
         self._report.warning = _warn(plan, unreadable)
         database.write_meta(self._connection, "warning", self._report.warning)
         self._read = total

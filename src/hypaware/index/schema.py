@@ -8,13 +8,14 @@ time zone can be added up from slots. Columns that refer to `names` say so. Coun
 added up in place.
 
 `blocks` holds what only the display of a session needs, as zstd-compressed JSON (see `hypaware.index.blocks`).
-`text_<month>` are FTS5 tables without content, one per month of the rows; their rowid is the sequence. Rows from before
+`text_<month>` are FTS5 tables without content, one per month of the rows; their rowid is the sequence, and
+the role, the type and the tool of a part are words before its text (see `hypaware.index.tokens`). Rows from before
 `FIRST_MONTH` or after `LAST_MONTH`, which only a wrong clock writes, are in the tables of those months.
 """
 
 from __future__ import annotations
 
-VERSION = 5
+VERSION = 6
 SPOOLED = 1 << 62
 SLOT = 15 * 60 * 1_000_000
 
@@ -95,7 +96,8 @@ TABLES = (
         messages INTEGER NOT NULL, turns INTEGER NOT NULL, parts INTEGER NOT NULL, tool_calls INTEGER NOT NULL,
         errors INTEGER NOT NULL, {_TOKEN_COLUMNS}, cache_write_1h INTEGER NOT NULL DEFAULT 0,
         PRIMARY KEY (session, model, cwd, slot)) WITHOUT ROWID""",
-    "CREATE INDEX activity_by_slot ON activity (slot)",
+    # With the messages, so that activity by hour and day is counted from here.
+    "CREATE INDEX activity_by_slot ON activity (slot, messages)",
     # The sums of `activity` over all slots of a session, model and cwd. Most sessions are of one day, so most questions
     # can be answered from here.
     f"""CREATE TABLE totals (

@@ -29,7 +29,7 @@ def scrub_index(home: Home) -> None:
         return
     try:
         own_gateway = read_identity(home, make=False).gateway_id
-        with database.hold_lock(home, refresh.LOCK_SECONDS):
+        with database.hold_lock(home, database.LOCK_SECONDS):
             refresh.refresh_locked(home, own_gateway)
             _scrub(home)
     except (OSError, sqlite3.Error, HypError):

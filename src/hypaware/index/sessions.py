@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hypaware.errors import HypError
-from hypaware.index.filters import Condition, Filters, filter_sessions, project_of, to_text
+from hypaware.index.filters import Filters, filter_sessions, project_of, to_text
 from hypaware.index.prices import Cost, LongTokens, PriceTable, TokenCounts
+from hypaware.index.session_order import order_sessions
 from hypaware.state.titles import read_titles
 from hypaware.text import did_you_mean, escape_cell
 
@@ -19,13 +20,12 @@ if TYPE_CHECKING:
 
     from hypaware.index.store import Index
 
-SORTS = ("time", "cost", "tokens", "length")
 _MAX_SHOWN = 5
 _NEAR_IDS = 500
 _SHORT_ID = 8
 _MAX_TITLE = 200
 _SUMS = ", ".join(f"sum({name})" for name in TokenCounts._fields)
-_SHORT_ID = 8
+_HAS_TOKENS = f"({' | '.join(TokenCounts._fields)}) <> 0"
 _COLUMNS = """
 s.id, s.session_id, s.started_at, s.ended_at, s.prompt, s.turns, s.messages, s.parts, s.tool_calls, s.errors,
 machine.name AS machine, client.name AS client, cwd.name AS cwd, branch.name AS branch"""
@@ -51,46 +51,31 @@ def list_sessions(
     `errors` keeps only sessions with errors, `among` only these sessions. The title is the client's own, or else the
     first prompt. The figures are those of the whole session, even if the filters match only a part of it.
     """
-    condition, values = filter_sessions(index.connection, filters)
-    if errors:
-        condition += " AND s.errors > 0"
-    if among is not None:
-        condition += " AND s.id IN (SELECT value FROM json_each(:among))"
-        values["among"] = json.dumps(list(among))
-    if sort in ("cost", "tokens"):
-        return _list_largest(index, Condition(condition, values), prices, sort, limit)
-    order = "s.messages DESC, " if sort == "length" else ""
-    statement = f"SELECT {_COLUMNS} FROM {_FROM} WHERE {condition} ORDER BY {order}s.ended_at DESC, s.id DESC"
-    if limit is not None:
-        statement += f" LIMIT {limit}"
-    return _to_documents(index, index.connection.execute(statement, values).fetchall(), prices)
+    numbers = order_sessions(index, filters, prices, errors=errors, among=among, sort=sort, limit=limit)
+    return list(read_sessions(index, numbers, prices).values())
 
 
-def _list_largest(
-    index: Index, matching: Condition, prices: PriceTable, sort: str, limit: int | None
-) -> list[Document]:
-    """Return the sessions with the highest cost or the most tokens first. Only those are read in full."""
-    statement = f"SELECT s.id FROM sessions s WHERE {matching.sql} ORDER BY s.ended_at DESC, s.id DESC"
-    newest = [row[0] for row in index.connection.execute(statement, matching.values)]
-    usage = _read_usage(index.connection, newest)
+def read_sessions(index: Index, numbers: Sequence[int], prices: PriceTable) -> dict[int, Document]:
+    """Return the sessions of these numbers (`sessions.id`) in the shape of `list_sessions`, in the given order.
 
-    def size(session: int) -> float:
-        tokens, cost = _add_up(usage[session], prices)
-        if sort == "tokens":
-            return tokens.prompt + tokens.output
-        return -1.0 if cost.usd is None else cost.usd
-
-    chosen = sorted(newest, key=size, reverse=True)[:limit]
+    Sessions that do not exist are left out.
+    """
     where = "s.id IN (SELECT value FROM json_each(?))"
-    rows = index.connection.execute(f"SELECT {_COLUMNS} FROM {_FROM} WHERE {where}", (json.dumps(chosen),))
-    position = {each: number for number, each in enumerate(chosen)}
-    return _to_documents(index, sorted(rows, key=lambda row: position[row["id"]]), prices)
+    rows = index.connection.execute(f"SELECT {_COLUMNS} FROM {_FROM} WHERE {where}", (json.dumps(list(numbers)),))
+    found = {row["id"]: row for row in rows}
+    titles = read_titles(index.home)
+    usage = _read_usage(index.connection, list(found))
+    return {each: _to_document(found[each], usage[each], prices, titles) for each in numbers if each in found}
+
+
+def has_several_machines(index: Index) -> bool:
+    """Tell whether sessions of more than one machine are indexed."""
+    return len(index.connection.execute("SELECT DISTINCT machine FROM sessions LIMIT 2").fetchall()) > 1
 
 
 def session_document(index: Index, session: int, prices: PriceTable) -> Document:
     """Return one session of this number (`sessions.id`) in the same shape as `list_sessions`."""
-    rows = index.connection.execute(f"SELECT {_COLUMNS} FROM {_FROM} WHERE s.id = ?", (session,)).fetchall()
-    return _to_documents(index, rows, prices)[0]
+    return read_sessions(index, [session], prices)[session]
 
 
 def sum_tokens(tokens: Mapping[str, int]) -> int:
@@ -108,25 +93,36 @@ def find_session(index: Index, given: str) -> int:
     exact = "SELECT id FROM sessions WHERE session_id = ? ORDER BY ended_at DESC LIMIT 1"
     if found := connection.execute(exact, (given,)).fetchone():
         return int(found[0])
-    within = "session_id >= :given AND session_id < :given || char(1114111)" if given else "false"
-    matches = [
-        row[0]
-        for row in connection.execute(
-            f"SELECT DISTINCT session_id FROM sessions WHERE {within} ORDER BY session_id", {"given": given}
-        )
-    ]
+    matches = list_ids(connection, given)
     if len(matches) == 1:
         return int(connection.execute(exact, matches).fetchone()[0])
     shown = escape_cell(given)
     if not matches:
+        nearest = name_nearest(given, list_near_ids(connection, given))
         raise HypError(
-            f"no recorded session has an id that starts with {shown}.{_name_nearest(connection, given)}",
+            f"no recorded session has an id that starts with {shown}.{nearest}",
             kind="unknown_session",
             repair="hyp sessions",
         )
     listed = ", ".join(map(escape_cell, matches[:_MAX_SHOWN]))
     more = f" and {len(matches) - _MAX_SHOWN} more" if len(matches) > _MAX_SHOWN else ""
     raise HypError(f"{shown} is the start of several sessions: {listed}{more}", kind="ambiguous_session")
+
+
+def list_ids(connection: Connection, given: str) -> list[str]:
+    """Return the ids of the sessions that begin like this, sorted; none for an empty text."""
+    within = "session_id >= :given AND session_id < :given || char(1114111)" if given else "false"
+    statement = f"SELECT DISTINCT session_id FROM sessions WHERE {within} ORDER BY session_id"
+    return [row[0] for row in connection.execute(statement, {"given": given})]
+
+
+def find_sessions_by_id(index: Index, session_ids: Sequence[str]) -> dict[str, int]:
+    """Return the numbers of the sessions with these ids. If machines share an id, its newest session counts."""
+    rows = index.connection.execute(
+        "SELECT session_id, id FROM sessions WHERE session_id IN (SELECT value FROM json_each(?)) ORDER BY ended_at",
+        (json.dumps(session_ids),),
+    )
+    return {row[0]: row[1] for row in rows}
 
 
 def shorten_ids(index: Index, session_ids: Iterable[str]) -> dict[str, str]:
@@ -151,9 +147,9 @@ def find_last_session(index: Index, filters: Filters | None = None) -> int:
     return int(found[0])
 
 
-def _name_nearest(connection: Connection, given: str) -> str:
-    """Return a hint with the id that is most like the given one: a neighbour in order, or one of the newest."""
-    near = [
+def list_near_ids(connection: Connection, given: str) -> list[str]:
+    """Return ids that may be meant: the neighbours in order, and the newest."""
+    return [
         row[0]
         for row in connection.execute(
             """SELECT session_id FROM (SELECT session_id FROM sessions WHERE session_id < :given
@@ -164,6 +160,10 @@ def _name_nearest(connection: Connection, given: str) -> str:
             {"given": given, "newest": _NEAR_IDS},
         )
     ]
+
+
+def name_nearest(given: str, near: Collection[str]) -> str:
+    """Return a hint with that of the ids which is most like the given one."""
     if not near:
         return " No session is recorded yet."
     if hint := did_you_mean(given, {escape_cell(each): each[: len(given)] for each in near}, or_all=False):
@@ -181,28 +181,25 @@ def _common_prefix(one: str, two: str) -> int:
     return length
 
 
-def _to_documents(index: Index, rows: Sequence[Row], prices: PriceTable) -> list[Document]:
-    titles = read_titles(index.home)
-    usage = _read_usage(index.connection, [row["id"] for row in rows])
-    return [_to_document(row, usage[row["id"]], prices, titles) for row in rows]
-
-
 def _read_usage(connection: Connection, sessions: Sequence[int]) -> dict[int, list[ModelTokens]]:
     """Return the tokens of each session by model, the model with the most output first."""
     chosen = (json.dumps(sessions),)
     where = "WHERE session IN (SELECT value FROM json_each(?))"
     long: defaultdict[tuple[int, int], dict[int, TokenCounts]] = defaultdict(dict)
-    for session, model, over, *counts in connection.execute(
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    for row in cursor.execute(
         f"SELECT session, model, over, {_SUMS} FROM long_prompts {where} GROUP BY 1, 2, 3", chosen
     ):
-        long[session, model][over] = TokenCounts(*counts)
+        long[row[0], row[1]][row[2]] = TokenCounts._make(row[3:])
     found: dict[int, list[ModelTokens]] = {session: [] for session in sessions}
-    for session, model, name, *counts in connection.execute(
-        f"""SELECT session, model, name, {_SUMS} FROM totals LEFT JOIN names ON names.id = totals.model {where}
-            GROUP BY 1, 2 ORDER BY session, sum(output) DESC, name""",
+    # The rows without a model are the user's own messages, which have no tokens.
+    for row in cursor.execute(
+        f"""SELECT session, model, name, {_SUMS} FROM totals LEFT JOIN names ON names.id = totals.model
+            {where} AND (model <> 0 OR {_HAS_TOKENS}) GROUP BY 1, 2 ORDER BY session, sum(output) DESC, name""",
         chosen,
     ):
-        found[session].append((name, TokenCounts(*counts), long.get((session, model))))
+        found[row[0]].append((row[2], TokenCounts._make(row[3:]), long.get((row[0], row[1]))))
     return found
 
 
@@ -210,7 +207,7 @@ def _add_up(by_model: list[ModelTokens], prices: PriceTable) -> tuple[TokenCount
     tokens, cost = TokenCounts(), Cost()
     for model, counts, long in by_model:
         if any(counts):
-            tokens += counts
+            tokens = counts if not any(tokens) else tokens + counts
             cost.add(prices, model, counts, long)
     return tokens, cost
 
@@ -234,28 +231,34 @@ def _to_document(row: Row, by_model: list[ModelTokens], prices: PriceTable, titl
     }
 
 
-# What Claude Code and Codex put around or before the words of the user.
-_WRAPPER = re.compile(
-    r"<(system-reminder|local-command-caveat|local-command-stdout|local-command-stderr|command-message|"
+# What Claude Code and Codex put around or before the words of the user. Compiled when the first prompt has some of it.
+_WRAPPER = (
+    r"(?s)<(system-reminder|local-command-caveat|local-command-stdout|local-command-stderr|command-message|"
     r"command-contents|bash-stdout|bash-stderr|environment_context|user_instructions|INSTRUCTIONS|ide_opened_file|"
-    r"ide_selection|ide_diagnostics)\b[^>]*>.*?(?:</\1>|\Z)",
-    re.DOTALL,
+    r"ide_selection|ide_diagnostics)\b[^>]*>.*?(?:</\1>|\Z)"
 )
-_COMMAND = re.compile(r"<command-name>(.*?)</command-name>|<bash-input>(.*?)</bash-input>", re.DOTALL)
-_ARGUMENTS = re.compile(r"<command-args>(.*?)(?:</command-args>|\Z)", re.DOTALL)
-_CAVEAT = re.compile(r"\s*Caveat: The messages below were generated by the user while running local commands\.[^\n]*")
-_AGENTS_FILE = re.compile(r"\s*# AGENTS\.md instructions for [^\n]*")
+_COMMAND = r"(?s)<command-name>(.*?)</command-name>|<bash-input>(.*?)</bash-input>"
+_ARGUMENTS = r"(?s)<command-args>(.*?)(?:</command-args>|\Z)"
+_CAVEAT = r"\s*Caveat: The messages below were generated by the user while running local commands\.[^\n]*"
+_AGENTS_FILE = r"\s*# AGENTS\.md instructions for [^\n]*"
 
 
 def clean_title(prompt: str | None) -> str | None:
     """Return the first prompt as one line without what clients add to it; None if nothing is left."""
     if not prompt:
         return None
-    text = _WRAPPER.sub(" ", prompt)
-    text = _AGENTS_FILE.sub(" ", _CAVEAT.sub(" ", text), count=1)
-    arguments = _ARGUMENTS.search(text)
-    if command := _COMMAND.search(text):
-        words = [command[1] or f"! {command[2]}", arguments[1] if arguments else ""]
-        text = f"{' '.join(words)} {_ARGUMENTS.sub(' ', _COMMAND.sub(' ', text))}"
+    text = prompt
+    if "<" in text or "Caveat: " in text or "# AGENTS.md" in text:
+        text = _unwrap(text)
     line = " ".join(text.split())
     return (line if len(line) <= _MAX_TITLE else f"{line[: _MAX_TITLE - 1]}…") or None
+
+
+def _unwrap(prompt: str) -> str:
+    text = re.sub(_WRAPPER, " ", prompt)
+    text = re.sub(_AGENTS_FILE, " ", re.sub(_CAVEAT, " ", text), count=1)
+    arguments = re.search(_ARGUMENTS, text)
+    if command := re.search(_COMMAND, text):
+        words = [command[1] or f"! {command[2]}", arguments[1] if arguments else ""]
+        text = f"{' '.join(words)} {re.sub(_ARGUMENTS, ' ', re.sub(_COMMAND, ' ', text))}"
+    return text

@@ -8,47 +8,68 @@ cases `note` receives a message for the user.
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from types import TracebackType
 
 from hypaware.errors import NotReady, Retryable
 from hypaware.home import Home
 from hypaware.home.sqlite_readonly import open_readonly
-from hypaware.index import builder, database, refresh
-from hypaware.index.refresh import IndexBehind
+from hypaware.index import freshness, meta
 from hypaware.index.schema import FIRST_MONTH, LAST_MONTH
 
 Note = Callable[[str], None]
+Update = Callable[[Home, Note], None]
+"""Brings the index of a home up to date: `bring_up_to_date`, unless a process must not read data files itself."""
+FindHidden = Callable[[sqlite3.Connection], Collection[int]]
+"""Returns the numbers (`sessions.id`) of the sessions that a reader must not see."""
 _CACHE_KIB = 32 << 10
 # Adding this many rows takes about half a second.
 _INLINE_ROWS = 10_000
 # How long a command waits for rows that are added in the background, and for another writer.
 _BUILD_SECONDS = 1.5
 _LOCK_SECONDS = 1.0
+# The tables that hold something of a session, with the column of its number. All other content is reached through them.
+_SESSION_COLUMNS = {
+    "sessions": "id",
+    **dict.fromkeys(("parts", "usage", "activity", "totals", "long_prompts", "tools"), "session"),
+}
 
 
 class Index:
     """An open index. All reads see the same state of it, until `refresh`.
 
-    Close it soon, or refresh it: meanwhile the write-ahead log keeps everything that others write.
+    Close it soon, or refresh it: meanwhile the write-ahead log keeps everything that others write. With `find_hidden`,
+    no query finds anything of the sessions that it returns: temporary views take the place of the tables.
     """
 
-    def __init__(self, home: Home, *, note: Note | None = None) -> None:
+    def __init__(
+        self,
+        home: Home,
+        *,
+        note: Note | None = None,
+        find_hidden: FindHidden | None = None,
+        update: Update | None = None,
+    ) -> None:
         self.home = home
         self._note = note or (lambda _message: None)
+        self._find_hidden = find_hidden
+        self._update = update or bring_up_to_date
         self._stack = ExitStack()
         self._open()
 
     connection: sqlite3.Connection
     progress: float | None
     """The part of the lake's rows that is indexed while the index is being built, otherwise None."""
+    hides_sessions: bool
+    """Whether the full text holds words of sessions that are hidden."""
 
     def refresh(self) -> None:
         """Bring the index up to date and see its new state."""
         self._stack.close()
-        bring_up_to_date(self.home, self._note)
+        self._update(self.home, self._note)
         self._open()
 
     def text_tables(self, since: int | None = None, until: int | None = None) -> list[str]:
@@ -70,7 +91,9 @@ class Index:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-        if isinstance(error, sqlite3.DatabaseError) and database.is_damage(error):
+        if isinstance(error, sqlite3.DatabaseError) and meta.is_damage(error):
+            from hypaware.index import database
+
             database.remove_files(self.home)
             raise Retryable(
                 f"{self.home.index} was damaged and has been removed; run the command again to build it again",
@@ -85,9 +108,14 @@ class Index:
             connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
             # One transaction, so that all statements of a command see the same rows.
             connection.execute("BEGIN")
-            if not database.is_current(connection):
+            if not meta.is_current(connection):
                 raise sqlite3.DatabaseError("it is not an index of this version")
-            self.progress = builder.progress_of(connection)
+            self.progress = meta.progress_of(connection)
+            connection.create_function("machines_of", 1, self._list_machines, deterministic=True)
+            hidden = self._find_hidden(connection) if self._find_hidden else ()
+            self.hides_sessions = bool(hidden)
+            if hidden:
+                _hide_sessions(connection, hidden)
         except (OSError, sqlite3.Error) as error:
             self._stack.close()
             raise Retryable(
@@ -95,23 +123,54 @@ class Index:
                 kind="index_unavailable",
                 repair="hyp index rebuild",
             ) from error
+        except BaseException:
+            # The sessions to hide are not known, so nothing may be read.
+            self._stack.close()
+            raise
         self.connection = connection
 
+    def _list_machines(self, person: str) -> str:
+        """Return the ids of a person's machines as JSON, for `Filters.person`."""
+        from hypaware.state.machines import read_machines
 
-def open_index(home: Home, *, note: Note | None = None) -> Index:
+        return json.dumps(sorted(read_machines(self.home).machines_of(person)))
+
+
+def open_index(home: Home, *, note: Note | None = None, find_hidden: FindHidden | None = None) -> Index:
     """Open the index of a home, after bringing it up to date. Raise NotReady if there is no home."""
     bring_up_to_date(home, note or (lambda _message: None))
-    return Index(home, note=note)
+    return Index(home, note=note, find_hidden=find_hidden)
+
+
+def _hide_sessions(connection: sqlite3.Connection, sessions: Collection[int]) -> None:
+    """Put a view without these sessions before each table. A name without a schema means the view."""
+    connection.execute("PRAGMA query_only=OFF")
+    connection.execute("CREATE TEMP TABLE hidden_sessions (id INTEGER PRIMARY KEY)")
+    connection.executemany("INSERT INTO hidden_sessions VALUES (?)", ((each,) for each in sessions))
+    for table, column in _SESSION_COLUMNS.items():
+        connection.execute(
+            f"CREATE TEMP VIEW {table} AS SELECT * FROM main.{table} "
+            f"WHERE {column} NOT IN (SELECT id FROM hidden_sessions)"
+        )
+    connection.execute("PRAGMA query_only=ON")
 
 
 def bring_up_to_date(home: Home, note: Note) -> None:
     """Add the missing rows if they are few, or have them added in the background."""
+    is_fresh, warning = freshness.is_fresh(home)
+    if is_fresh:
+        if warning:
+            note(warning)
+        return
+    # Importing them takes longer than most answers.
+    from hypaware.index import builder, database, refresh
+
     try:
         if not builder.is_building(home) or builder.wait_for_builder(home, _BUILD_SECONDS):
             report = refresh.refresh_index(home, at_most_rows=_INLINE_ROWS, wait_seconds=_LOCK_SECONDS)
             if report.warning:
                 note(report.warning)
-    except IndexBehind:
+    except refresh.IndexBehind:
         builder.start_builder(home)
         builder.wait_for_builder(home, _BUILD_SECONDS)
     except BlockingIOError:
@@ -127,8 +186,10 @@ def bring_up_to_date(home: Home, note: Note) -> None:
 
 def drop_index(home: Home) -> None:
     """Remove the index. The next reading command builds it again."""
+    from hypaware.index import database
+
     try:
-        with database.hold_lock(home, refresh.LOCK_SECONDS):
+        with database.hold_lock(home, database.LOCK_SECONDS):
             database.remove_files(home)
     except BlockingIOError as error:
         raise NotReady(f"the index of {home.root} could not be removed: {error}", kind="index_in_use") from error

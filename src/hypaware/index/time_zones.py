@@ -75,12 +75,29 @@ def _to_zone_file(rule: str) -> bytes:
 
 def day_sql(zone: ZoneInfo, first_slot: int, last_slot: int, slot: str = "slot") -> str:
     """Return the SQL expression for the day of a slot, in days since 1970, for slots in this range."""
+    return f"(({slot} + {_offset_sql(zone, first_slot, last_slot, slot)}) / {_DAY_SLOTS})"
+
+
+def hour_sql(zone: ZoneInfo, first_slot: int, last_slot: int, slot: str = "slot") -> str:
+    """Return the SQL expression for the hour of a slot, by the zone's clock, in hours since 1970.
+
+    When the clock is set back, two hours of the same name are one.
+    """
+    return f"(({slot} + {_offset_sql(zone, first_slot, last_slot, slot)}) / {_DAY_SLOTS // 24})"
+
+
+def week_sql(zone: ZoneInfo, first_slot: int, last_slot: int, slot: str = "slot") -> str:
+    """Return the SQL expression for the week of a slot, from Monday, in weeks since 1970. Week 0 begins on day -3."""
+    return f"(({day_sql(zone, first_slot, last_slot, slot)} + 3) / 7)"
+
+
+def _offset_sql(zone: ZoneInfo, first_slot: int, last_slot: int, slot: str) -> str:
     changes = _list_offsets(zone, first_slot, last_slot)
     offset = str(changes[-1][1])
-    if len(changes) > 1:
-        cases = " ".join(f"WHEN {slot} < {later[0]} THEN {each[1]}" for each, later in pairwise(changes))
-        offset = f"CASE {cases} ELSE {offset} END"
-    return f"(({slot} + {offset}) / {_DAY_SLOTS})"
+    if len(changes) == 1:
+        return offset
+    cases = " ".join(f"WHEN {slot} < {later[0]} THEN {each[1]}" for each, later in pairwise(changes))
+    return f"CASE {cases} ELSE {offset} END"
 
 
 def _list_offsets(zone: ZoneInfo, first_slot: int, last_slot: int) -> list[tuple[int, int]]:

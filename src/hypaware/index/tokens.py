@@ -5,6 +5,9 @@ everything else separates words. Chinese, Japanese and Korean are written withou
 to the word before them: `separate_characters` makes each of their characters a word, so that any part of a sentence is
 found as a phrase. The arguments of a tool call are JSON, in which `\\n` is not the letter n: escapes separate words.
 Text must be prepared in the same way when it is removed from the index.
+
+The role, the type and the tool of a part are words too (`kind_words`), so that SQLite itself looks for the parts of one
+kind. They begin with a character that is nowhere else in the index, so no text can be taken for them.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ import sqlite3
 
 TOKENIZER = "unicode61"
 SEPARATOR = "\x1f"
+_KIND = "\uf8fc"
+"""A private character, which the tokenizer takes as a letter."""
+KINDS = ("role", "type", "tool")
 _CHARACTER = re.compile(
     "[\u1100-\u11ff\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3040-\u30ff\u3105-\u312f\u3131-\u318e\u31a0-\u31bf"
     "\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\uff66-\uff9d"
@@ -32,7 +38,18 @@ def prepare_text(text: str | None, tool_args: str | None) -> str | None:
 
 def separate_characters(text: str) -> str:
     """Put separators around each Chinese, Japanese and Korean character."""
-    return text if text.isascii() else _CHARACTER.sub(rf"{SEPARATOR}\g<0>{SEPARATOR}", text)
+    return text if text.isascii() else _CHARACTER.sub(rf"{SEPARATOR}\g<0>{SEPARATOR}", text.replace(_KIND, " "))
+
+
+def kind_word(kind: str, name: int) -> str:
+    """Return the word of the parts whose role, type or tool is the name with this id."""
+    return f"{_KIND}{kind}{name}"
+
+
+def kind_words(role: int | None, part_type: int | None, tool: int | None) -> str:
+    """Return the words that stand before the text of a part in the full-text table."""
+    words = f"{_KIND}role{role} {_KIND}type{part_type} "
+    return words if tool is None else f"{words}{_KIND}tool{tool} "
 
 
 class Tokenizer:

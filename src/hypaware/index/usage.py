@@ -63,7 +63,7 @@ def _read_groups(connection: Connection, figures: Figures, by: str) -> tuple[dic
     """Return the groups by day, week, month, id of a name or number of a session; and the total."""
     key = "day" if by in _TIMES else by
     to_key: Callable[[Any], Any] = {"week": _to_week, "month": _to_month}.get(by, lambda value: value)
-    rows = list(figures.sum_by(key))
+    rows = list(figures.sum_by(key, only_tokens=True))
     names = read_names(connection, (row.model for row in rows))
     groups: defaultdict[Any, _Group] = defaultdict(_Group)
     total = _Group(figures.count_sessions()[None])

@@ -7,6 +7,7 @@ must be thrown away, because its caches may name rows that were rolled back.
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -31,7 +32,7 @@ from hypaware.index.schema import (
     SLOT_OF,
     TOKENS,
 )
-from hypaware.index.tokens import TOKENIZER
+from hypaware.index.tokens import TOKENIZER, kind_words
 
 _before_commit = faults.crash_point("index.write.before-commit", "rows are written to the index, not committed")
 _after_commit = faults.crash_point("index.write.after-commit", "rows are committed to the index")
@@ -41,6 +42,7 @@ _PROMPTS_TO_TRY = 5
 _MAX_CACHED_NAMES = 200_000
 _HASH_BYTES = 16 << 20
 _CHUNK = 10_000
+_CACHED_BLOCKS = 8
 _FIGURES = f"""
     count(DISTINCT CASE WHEN {IS_COUNTED} THEN p.message END), total(p.flags & {IS_TURN}) / {IS_TURN},
     total({IS_COUNTED}), total({IS_COUNTED} AND {IS_CALL}), total({IS_COUNTED} AND {IS_FAILED})"""
@@ -116,6 +118,8 @@ class IndexWriter:
         if self._touched:
             self._recount()
         if self.connection.in_transaction:
+            # Readers that have computed something from the whole index see whether it is still valid.
+            write_meta(self.connection, "state", secrets.token_hex(8))
             _before_commit()
             self.connection.execute("COMMIT")
             _after_commit()
@@ -175,16 +179,19 @@ class IndexWriter:
         if any(part.flags & IS_LIVE for part in parts):
             write_meta(self.connection, "live", 1)
         if self.with_text:
-            self._insert_text(parts)
+            self._insert_text(parts, [kind_words(*row[6:9]) for row in rows])
 
     def remove(self, seqs: Sequence[int]) -> None:
         """Remove parts with everything that the index holds of them."""
         self.begin()
         found: list[tuple[int, int, int]] = []
+        kinds: dict[int, str] = {}
         for some in _chunks(seqs):
-            query = "SELECT p.block, p.seq, p.at, p.session FROM json_each(?) j JOIN parts p ON p.seq = j.value"
-            for block, seq, at, session in self.connection.execute(query, (json.dumps(some),)):
+            query = """SELECT p.block, p.seq, p.at, p.session, p.role, p.type, p.tool
+                FROM json_each(?) j JOIN parts p ON p.seq = j.value"""
+            for block, seq, at, session, *kind in self.connection.execute(query, (json.dumps(some),)):
                 found.append((block, seq, at))
+                kinds[seq] = kind_words(*kind)
                 self._touched.add(session)
         found.sort()
         entries: dict[int, BlockEntry] = {}
@@ -193,7 +200,7 @@ class IndexWriter:
             if self.with_text:
                 entries.update((entry.seq, entry) for entry in removed)
         if self.with_text:
-            self._remove_text(sorted((month_of(at), seq) for _, seq, at in found), entries)
+            self._remove_text(sorted((month_of(at), seq) for _, seq, at in found), entries, kinds)
         gone = [(seq,) for _, seq, _ in found]
         self.connection.executemany("DELETE FROM usage WHERE seq = ?", gone)
         self.connection.executemany("DELETE FROM parts WHERE seq = ?", gone)
@@ -206,15 +213,18 @@ class IndexWriter:
             self.connection.execute("DELETE FROM months WHERE month = ?", (month,))
         self._months.difference_update(months)
         last = -1
-        query = "SELECT seq, block, at FROM parts WHERE seq > ? ORDER BY seq LIMIT ?"
+        query = "SELECT seq, block, at, role, type, tool FROM parts WHERE seq > ? ORDER BY seq LIMIT ?"
         while rows := self.connection.execute(query, (last, _CHUNK)).fetchall():
             last = rows[-1][0]
-            wanted = {seq: month for seq, _, at in rows if (month := month_of(at)) in months}
+            wanted = {
+                seq: (month, kind_words(*kind)) for seq, _, at, *kind in rows if (month := month_of(at)) in months
+            }
             texts: dict[str, list[tuple[int, str]]] = {}
-            for block in sorted({block for seq, block, _ in rows if seq in wanted}):
+            for block in sorted({block for seq, block, *_ in rows if seq in wanted}):
                 for entry in blocks.load_block(self.connection, block):
-                    if (month := wanted.get(entry.seq, "")) and (text := entry.searchable_text):
-                        texts.setdefault(month, []).append((entry.seq, text))
+                    if entry.seq in wanted and (text := entry.searchable_text):
+                        month, words = wanted[entry.seq]
+                        texts.setdefault(month, []).append((entry.seq, words + text))
             for month, some in texts.items():
                 self._add_text(month, sorted(some))
 
@@ -253,11 +263,11 @@ class IndexWriter:
             self._sessions[key] = found
         return found
 
-    def _insert_text(self, parts: Sequence[Part]) -> None:
+    def _insert_text(self, parts: Sequence[Part], kinds: Sequence[str]) -> None:
         by_month: dict[str, list[tuple[int, str]]] = {}
-        for part in parts:
+        for part, words in zip(parts, kinds, strict=True):
             if part.text:
-                by_month.setdefault(part.month, []).append((part.seq, part.text))
+                by_month.setdefault(part.month, []).append((part.seq, words + part.text))
         for month, texts in by_month.items():
             self._add_text(month, texts)
 
@@ -272,9 +282,11 @@ class IndexWriter:
         self.connection.executemany(f"INSERT INTO text_{month}(rowid, text) VALUES (?, ?)", texts)
         self.connection.execute("UPDATE months SET row_count = row_count + ? WHERE month = ?", (len(texts), month))
 
-    def _remove_text(self, members: Iterable[tuple[str, int]], entries: dict[int, BlockEntry]) -> None:
+    def _remove_text(
+        self, members: Iterable[tuple[str, int]], entries: dict[int, BlockEntry], kinds: dict[int, str]
+    ) -> None:
         for month, group in groupby(members, key=lambda each: each[0]):
-            texts = [(seq, text) for _, seq in group if (text := entries[seq].searchable_text)]
+            texts = [(seq, kinds[seq] + text) for _, seq in group if (text := entries[seq].searchable_text)]
             if not texts:
                 continue
             self.connection.executemany(
@@ -300,7 +312,8 @@ class IndexWriter:
         run(_LONG)
         run(_TOOLS)
         figures = run(_SESSIONS).fetchall()
-        prompts = [(self._read_prompt(session), session) for *_, session in figures]
+        cached: dict[int, dict[int, str | None]] = {}
+        prompts = [(self._read_prompt(session, cached), session) for *_, session in figures]
         self.connection.executemany(
             "UPDATE sessions SET started_at = ?, ended_at = ?, client = ?, cwd = ?, branch = ?,"
             " messages = ?, turns = ?, parts = ?, tool_calls = ?, errors = ? WHERE id = ?",
@@ -325,14 +338,20 @@ class IndexWriter:
             previous = (session, message)
         self.connection.executemany("UPDATE parts SET flags = ? WHERE seq = ?", changes)
 
-    def _read_prompt(self, session: int) -> str | None:
-        """Return the beginning of the first prompt that is not a command, or else of the first command."""
+    def _read_prompt(self, session: int, cached: dict[int, dict[int, str | None]]) -> str | None:
+        """Return the beginning of the first prompt that is not a command, or else of the first command.
+
+        `cached` holds the texts of the last blocks: the prompts of many sessions are in one of them.
+        """
         if not self.with_text:
             return None
         command = None
         for seq, block in self.connection.execute(_TURNS, (session,)).fetchall():
-            entry = next(entry for entry in blocks.load_block(self.connection, block) if entry.seq == seq)
-            text = (entry.text or "").strip()
+            if block not in cached:
+                if len(cached) == _CACHED_BLOCKS:
+                    del cached[next(iter(cached))]
+                cached[block] = {entry.seq: entry.text for entry in blocks.load_block(self.connection, block)}
+            text = (cached[block][seq] or "").strip()
             if text and not is_command(text):
                 return text[:_PROMPT_CHARACTERS]
             command = command or prompt_of(text)[:_PROMPT_CHARACTERS] or None

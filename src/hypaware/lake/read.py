@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -194,10 +194,12 @@ class _Span:
     unpacked_per_row: float
 
 
-def list_session_ids(home: Home) -> set[str]:
-    """Return the ids of all sessions in the lake. Reads one column of every data file."""
+def list_session_ids(home: Home, left_out: Collection[str] = ()) -> set[str]:
+    """Return the ids of all sessions in the tables that are not left out. Reads one column of every data file."""
     found: set[str] = set()
     for entry in metadata.list_tables(home):
+        if entry.name in left_out:
+            continue
         for file in metadata.iter_live_files(metadata.read_metadata(entry.metadata)):
             with pq.ParquetFile(file.path) as data:
                 if _SESSION in data.schema_arrow.names:

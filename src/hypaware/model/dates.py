@@ -6,7 +6,6 @@ import re
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 
 from hypaware.errors import UsageError
-from hypaware.model.columns import preview
 
 _AGO = re.compile(r"([0-9]{1,9})([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -34,8 +33,12 @@ def parse_date(
         found = datetime.fromisoformat(written)
         return (found if found.tzinfo else found.replace(tzinfo=zone)).astimezone(UTC)
     except OverflowError:
+        from hypaware.model.columns import preview
+
         raise UsageError(f"{option} {preview(text)} is outside the years 1 to 9999") from None
     except ValueError:
+        from hypaware.model.columns import preview
+
         raise UsageError(
             f"{option} {preview(text)} is not a date; write 2026-11-15, 2026-11-15T08:00:00Z, or an age: 7d, 12h"
         ) from None

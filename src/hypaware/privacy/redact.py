@@ -126,7 +126,7 @@ def redact_headers(headers: Iterable[tuple[str, str]] | Mapping[str, str]) -> di
             continue
         is_secret = name in _ALWAYS_MASKED or _SECRET_NAME.search(name)
         is_listed = name in _RECORDED_HEADERS or name.startswith(_RECORDED_FAMILIES)
-        found.setdefault(name, []).append(_mask_secrets(value) if is_listed and not is_secret else mask(value))
+        found.setdefault(name, []).append(mask_secrets(value) if is_listed and not is_secret else mask(value))
     return {name: ", ".join(values) for name, values in found.items()}
 
 
@@ -134,20 +134,21 @@ def redact_query(target: str) -> tuple[str, str]:
     """Return the path of a request target, and its query with redacted values."""
     path, _, query = target.partition("#")[0].partition("?")
     parameters = [_redact_parameter(each) for each in re.split("[&;]", query)] if query else []
-    return _mask_secrets(path), "&".join(parameters)
+    return mask_secrets(path), "&".join(parameters)
 
 
 def _redact_parameter(written: str) -> str:
     name, sign, value = written.partition("=")
     if not sign:
         return mask(written)
-    if not _PARAMETER_NAME.fullmatch(name) or _mask_secrets(name) != name:
+    if not _PARAMETER_NAME.fullmatch(name) or mask_secrets(name) != name:
         name = MASK
     allowed = _RECORDED_PARAMETERS.get(name)
     return f"{name}={value if allowed and allowed.fullmatch(value) else mask(value)}"
 
 
-def _mask_secrets(text: str) -> str:
+def mask_secrets(text: str) -> str:
+    """Replace what looks like a secret by asterisks; for text that is shown and not stored."""
     data = text.encode("utf-8", "surrogatepass")
     for span in reversed(find_secrets(data)):
         data = data[: span.start] + MASK.encode() + data[span.end :]

@@ -51,16 +51,21 @@ def render_markdown(conversation: RecordedConversation, zone: tzinfo, *, full: b
     session = conversation.session
     yield f"# {_plain(session['title'] or session['session_id'])}\n\n"
     yield f"{' · '.join(map(_plain, list_facts(session, zone)))}\n\n"
-    renderer = _MarkdownRenderer(zone, session["cwd"], full)
-    for event in outline(conversation):
-        for block in renderer.event(event):
-            yield f"{block}\n\n"
+    yield from render_blocks(conversation, zone, full=full)
     yield "---\n\n"
     for line in list_totals(session, conversation.threads):
         yield f"{_plain(line)}  \n"
     yield f"Session {to_inline_code(session['session_id'])}\n"
     if command := resume_command(session, find_main(conversation.threads)):
         yield f"\n{to_code(command, 'sh')}\n"
+
+
+def render_blocks(conversation: RecordedConversation, zone: tzinfo, *, full: bool = False) -> Iterator[str]:
+    """Yield the conversation without its title and its totals."""
+    renderer = _MarkdownRenderer(zone, conversation.session["cwd"], full)
+    for event in outline(conversation):
+        for block in renderer.event(event):
+            yield f"{block}\n\n"
 
 
 class _MarkdownRenderer:

@@ -66,8 +66,12 @@ class Said:
 class Context:
     """Texts that the client added, one after the other: instructions, reminders, the environment."""
 
-    texts: tuple[str, ...]
+    entries: tuple[tuple[Message, Part], ...]
     depth: int
+
+    @property
+    def texts(self) -> list[str]:
+        return [part["text"] or "" for _, part in self.entries]
 
     @property
     def lines(self) -> int:
@@ -83,6 +87,7 @@ class Call:
     result: Part | None
     depth: int
     has_agents: bool = False
+    result_message: Message | None = None
     is_answered: bool = False
     """The result was shown before: a client can write it before the call is known."""
 
@@ -151,6 +156,7 @@ class _Entry:
     message: Message
     part: Part
     result: Part | None = None
+    result_message: Message | None = None
     is_first: bool = False
     """The first part of its message."""
     waits: bool = False
@@ -182,7 +188,7 @@ class _Outline:
     def _walk(self, thread: Thread, depth: int) -> Iterator[Event]:
         speaker: str | None = None
         turn: Message | None = None
-        context: list[str] = []
+        context: list[tuple[Message, Part]] = []
         for entry in pair_results(self._conversation.read(thread)):
             message, part = entry.message, entry.part
             name = speaker_of(message, part)
@@ -204,7 +210,7 @@ class _Outline:
                 speaker = name
                 yield Speaker(name, message, depth)
             if is_context(message, part):
-                context.append(part["text"] or "")
+                context.append((message, part))
             elif part["type"] == "tool_call":
                 self._turn.calls += 1
                 yield from self._call(entry, depth)
@@ -219,7 +225,7 @@ class _Outline:
         agents = [each for each in self._by_call.get(entry.part["tool_call_id"] or "", ()) if each.name in self._unseen]
         if depth >= _MAX_DEPTH:
             agents = []
-        call = Call(entry.message, entry.part, entry.result, depth, bool(agents))
+        call = Call(entry.message, entry.part, entry.result, depth, bool(agents), entry.result_message)
         yield call
         for each in agents:
             yield from self._agent(each, depth + 1)
@@ -258,7 +264,7 @@ class LiveOutline:
                 yield Speaker(name, message, depth)
                 self._last = key
             if is_context(message, part):
-                yield Context((part["text"] or "",), depth)
+                yield Context(((message, part),), depth)
             elif part["type"] == "tool_call":
                 self._calls.append(part["tool_call_id"])
                 yield Call(message, part, None, depth, is_answered=part["tool_call_id"] in self._answered)
@@ -282,7 +288,7 @@ def pair_results(messages: Iterable[Message]) -> Iterator[_Entry]:
         is_first = True
         for part in message["parts"]:
             if part["type"] == "tool_result" and (call := open_calls.pop(part["tool_result_for"] or "", None)):
-                call.result, call.waits = part, False
+                call.result, call.result_message, call.waits = part, message, False
                 continue
             entry = _Entry(message, part, is_first=is_first)
             is_first = False

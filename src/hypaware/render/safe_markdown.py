@@ -1,9 +1,9 @@
 """Recorded text that is Markdown, made harmless: as HTML, and as Markdown for other programs.
 
-Clients write Markdown, so it is shown as such. As HTML, tags in it are escaped, images are left out, and links lead
-only to http, https and mailto. As Markdown, the text is kept only if it has no HTML and no other links, and if it ends
-where it should: an open block of code or a comment would swallow what follows. This is checked with a parser. Text that
-fails the check becomes a block of code.
+Clients write Markdown, so it is shown as such. As HTML, tags in it are escaped, images are left out, links lead only to
+http, https and mailto, and there are no style attributes. As Markdown, the text is kept only if it has no HTML and no
+other links, and if it ends where it should: an open block of code or a comment would swallow what follows. This is
+checked with a parser. Text that fails the check becomes a block of code.
 """
 
 from __future__ import annotations
@@ -74,9 +74,18 @@ def _html_parser() -> MarkdownIt:
 
     def open_link(renderer: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
         tokens[at].attrSet("rel", "noopener noreferrer nofollow")
+        tokens[at].attrSet("target", "_blank")
+        return str(renderer.renderToken(tokens, at, options, env))
+
+    def open_cell(renderer: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
+        # A content security policy without inline styles would refuse the style attribute.
+        if style := tokens[at].attrs.pop("style", None):
+            tokens[at].attrSet("class", str(style).removeprefix("text-align:"))
         return str(renderer.renderToken(tokens, at, options, env))
 
     parser.add_render_rule("link_open", open_link)
+    parser.add_render_rule("th_open", open_cell)
+    parser.add_render_rule("td_open", open_cell)
     return parser
 
 

@@ -17,6 +17,8 @@ lost. Both files are created once.
 
 The operator's commands (`hyp server token`, `hyp server gateways`) are here too. A bootstrap token is `hypb_` and 32
 random bytes. It is shown once and stored only as its sha256; it is random enough that a plain hash cannot be reversed.
+A viewer token, `hypv_`, is kept in the same way. With it people sign in to the page (`hypaware.server.viewers`); it
+enrols nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jwt
 from aiohttp import web
@@ -43,12 +45,12 @@ from hypaware.server import http
 from hypaware.server.http import HttpProblem, bad_request
 from hypaware.state import ledger
 from hypaware.state.home_opener import open_home
-from hypaware.state.ledger import BootstrapToken, GatewayClaim, GatewayRecord
+from hypaware.state.ledger import GatewayClaim, GatewayRecord, ServerToken
 from hypaware.state.store import StateStore
 
 _after_key = faults.crash_point("server.keep.after-write", "the server's signing key or id is durable")
 
-TENANT = "default"
+TENANT = ledger.DEFAULT_TENANT
 LIFETIME_SECONDS = 30 * 86_400
 _ALGORITHM = "HS256"
 _REQUIRED = ["sub", "tid", "own", "ten", "exp", "iat", "jti"]
@@ -56,6 +58,7 @@ _KEY_BYTES = 32
 _REFRESH_SECONDS = 1.0
 _MAX_SECRET = 1_000
 TOKEN_PREFIX = "hypb_"
+VIEWER_PREFIX = "hypv_"
 _MAX_LABEL = 100
 
 
@@ -123,7 +126,7 @@ class Authenticator:
             raise bad_request("bad_request", "gateway_id and gateway_secret must be sent together")
         with self._store.transaction() as connection:
             found = ledger.find_token(connection, hash_token(token))
-            if found is None or found.refusal(datetime.now(UTC)):
+            if found is None or found.use != "enrol" or found.refusal(datetime.now(UTC)):
                 raise HttpProblem(401, "unauthorized")
             ledger.touch_token(connection, found.id)
             owner = f"label:{found.label}" if found.label else f"token:{found.id}"
@@ -240,20 +243,22 @@ def _read_or_create(path: Path, make: Callable[[], bytes]) -> bytes:
         return content
 
 
-def create_token(home: Home, label: str | None = None, ttl_seconds: float | None = None) -> tuple[str, BootstrapToken]:
+def create_token(
+    home: Home, label: str | None = None, ttl_seconds: float | None = None, *, use: Literal["enrol", "view"] = "enrol"
+) -> tuple[str, ServerToken]:
     """Create a token. Return its secret, which cannot be shown again, and its stored record."""
     if label is not None and (not label.strip() or len(label) > _MAX_LABEL or not label.isprintable()):
         raise UsageError(f"a label must be printable text of 1 to {_MAX_LABEL} characters")
     now = datetime.now(UTC)
     expires_at = (now + timedelta(seconds=ttl_seconds)).isoformat() if ttl_seconds is not None else None
-    secret = f"{TOKEN_PREFIX}{secrets.token_urlsafe(32)}"
-    token = BootstrapToken(f"tok_{secrets.token_hex(6)}", label, now.isoformat(), expires_at, None, None)
+    secret = f"{VIEWER_PREFIX if use == 'view' else TOKEN_PREFIX}{secrets.token_urlsafe(32)}"
+    token = ServerToken(f"tok_{secrets.token_hex(6)}", label, now.isoformat(), expires_at, None, None, use)
     with closing(open_home(home).store) as store, store.transaction() as connection:
         ledger.add_token(connection, token, hash_token(secret))
     return secret, token
 
 
-def list_tokens(home: Home) -> list[BootstrapToken]:
+def list_tokens(home: Home) -> list[ServerToken]:
     with closing(open_home(home).store) as store, store.reading() as connection:
         return ledger.list_tokens(connection)
 
@@ -269,7 +274,7 @@ def revoke_token(home: Home, id_or_label: str) -> list[str]:
     return revoked
 
 
-def token_as_json(token: BootstrapToken) -> dict[str, Any]:
+def token_as_json(token: ServerToken) -> dict[str, Any]:
     return {**asdict(token), "status": token.refusal(datetime.now(UTC)) or "ok"}
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from hypaware.errors import NotReady
 from hypaware.server.health import log
 
 BACKLOG = 128
@@ -103,6 +104,22 @@ class ConnectionLimit:
         oldest.abort()
         self._open.remove(oldest)
         return True
+
+
+async def open_listeners(host: str, port: int) -> list[socket.socket]:
+    """Listen on every address of the host, on the same port. Raise NotReady if that is not possible."""
+    listeners: list[socket.socket] = []
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, _, _, _, address in dict.fromkeys(found):
+            chosen = listeners[0].getsockname()[1] if listeners else address[1]
+            listeners.append(socket.create_server((address[0], chosen), family=family, backlog=BACKLOG))
+            listeners[-1].setblocking(False)
+    except OSError as error:
+        for each in listeners:
+            each.close()
+        raise NotReady(f"cannot listen on {host}:{port}: {error}", kind="cannot_listen") from error
+    return listeners
 
 
 async def _open_connection(

@@ -18,16 +18,20 @@ import json
 import logging
 import os
 import signal
-import socket
-import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 
 from aiohttp import web
@@ -36,14 +40,16 @@ from hypaware.config import Config, LiveConfig, MaintainConfig
 from hypaware.engine import client
 from hypaware.engine.background import Backoff, TaskClock, run_in_thread, run_periodic_task
 from hypaware.engine.launcher import Engine
-from hypaware.errors import NotReady, UsageError
+from hypaware.errors import NotReady
 from hypaware.home import Home, daemon_process, durable_files, locks
 from hypaware.maintain.task import MaintenanceTask, quiet_hours_reason
 from hypaware.server import auth, batches
 from hypaware.server.app import ServerContext, make_app
-from hypaware.server.connections import BACKLOG
+from hypaware.server.connections import open_listeners
 from hypaware.server.health import ServerMetrics, log
 from hypaware.server.limits import ServerLimits
+from hypaware.server.page import PageProcess, TeamPageOptions, is_loopback
+from hypaware.server.tls import load_certificate
 from hypaware.spool import reader, segments
 from hypaware.state import ledger
 from hypaware.state.home_opener import OpenHome, open_home
@@ -62,6 +68,8 @@ class ServerOptions:
     port: int = 18522
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    page: TeamPageOptions | None = None
+    """The page that shows the lake to people; None if there is none."""
     flush: bool = True
     """Whether the server uses an engine at all, for flushes and maintenance."""
     limits: ServerLimits = field(default_factory=ServerLimits)
@@ -135,16 +143,24 @@ async def _until_signalled(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     status_file = context.home.run / "server.json"
+    page_address: str | None = None
 
     def announce(address: str) -> None:
-        durable_files.write_atomic(status_file, json.dumps({"pid": os.getpid(), "listen": address}).encode())
+        status = {"pid": os.getpid(), "listen": address, **({"page": page_address} if page_address else {})}
+        durable_files.write_atomic(status_file, json.dumps(status).encode())
         if not _is_secure(options):
             log.warning("listening beyond this machine without TLS: tokens and rows are sent unencrypted")
         log.info("the server of %s listens on %s", context.home.root, address)
         say(f"listening on {address}")
+        if page_address:
+            log.info("the page is at %s", page_address)
+            say(f"page at {page_address}")
 
     try:
-        async with tasks:
+        async with AsyncExitStack() as stack:
+            if options.page is not None:
+                page_address = await stack.enter_async_context(_running_page(context.home, options.page))
+            await stack.enter_async_context(tasks)
             await serve(context, options, announce, stop)
     finally:
         status_file.unlink(missing_ok=True)
@@ -166,11 +182,8 @@ async def serve(
     )
     await runner.setup()
     try:
-        tls = _tls_context(options)
-        try:
-            listeners = await _open_listeners(options)
-        except OSError as error:
-            raise NotReady(f"cannot listen on {options.host}:{options.port}: {error}", kind="cannot_listen") from error
+        tls = load_certificate(options.tls_cert, options.tls_key)
+        listeners = await open_listeners(options.host, options.port)
         assert runner.server is not None
         accepting = [asyncio.create_task(context.connections.accept(each, runner.server, tls)) for each in listeners]
         try:
@@ -190,41 +203,26 @@ async def serve(
         await runner.cleanup()
 
 
-async def _open_listeners(options: ServerOptions) -> list[socket.socket]:
-    """Listen on every address of the host, on the same port."""
-    found = await asyncio.get_running_loop().getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)
-    listeners: list[socket.socket] = []
-    try:
-        for family, _, _, _, address in dict.fromkeys(found):
-            port = listeners[0].getsockname()[1] if listeners else address[1]
-            listeners.append(socket.create_server((address[0], port), family=family, backlog=BACKLOG))
-            listeners[-1].setblocking(False)
-    except OSError:
-        for each in listeners:
-            each.close()
-        raise
-    return listeners
-
-
-def _tls_context(options: ServerOptions) -> ssl.SSLContext | None:
-    if options.tls_cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(options.tls_cert, options.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"cannot use the certificate {options.tls_cert}: {error}") from error
-    return context
-
-
 def _is_secure(options: ServerOptions) -> bool:
     """Return whether traffic is encrypted or stays on this machine."""
-    if options.tls_cert is not None or options.host == "localhost":
-        return True
+    return options.tls_cert is not None or is_loopback(options.host)
+
+
+@asynccontextmanager
+async def _running_page(home: Home, options: TeamPageOptions) -> AsyncIterator[str]:
+    """Serve the page from a process of its own, and yield its address."""
+    options.to_rules()
+    load_certificate(options.tls_cert, options.tls_key)
+    listeners = await open_listeners(options.host, options.port)
+    host, port = listeners[0].getsockname()[:2]
+    task = asyncio.create_task(PageProcess(home, options, listeners).run())
     try:
-        return ip_address(options.host).is_loopback
-    except ValueError:
-        return False
+        yield f"{'https' if options.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        for each in listeners:
+            each.close()
 
 
 @asynccontextmanager

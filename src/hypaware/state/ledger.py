@@ -1,4 +1,4 @@
-"""The records of a server: its ledger, its gateways and its bootstrap tokens.
+"""The records of a server: its ledger, its gateways and its tokens.
 
 The ledger holds the batches that gateways delivered, and the ranges of sequences that they cover.
 
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hypaware.state.schema import get_meta, set_meta, utc_now
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hypaware.state.store import Connection
 
 MAX_HOLES = 1_000
+DEFAULT_TENANT = "default"
 _OWNER_KEY = "ledger_keeper"
 _OF_SENDER = "tenant = :tenant AND gateway_id = :gateway_id AND incarnation = :incarnation AND dataset = :dataset"
 _OF_GATEWAY = "tenant = :tenant AND gateway_id = :gateway_id"
@@ -196,13 +197,15 @@ class GatewayClaim:
 
 
 @dataclass(frozen=True)
-class BootstrapToken:
+class ServerToken:
     id: str
     label: str | None
     created_at: str
     expires_at: str | None
     revoked_at: str | None
     last_used_at: str | None
+    use: Literal["enrol", "view"] = "enrol"
+    """What the token is for: to enrol machines, or to look at the page. Never both."""
 
     def refusal(self, now: datetime) -> str | None:
         """Return why the token cannot be used any more, or None."""
@@ -213,7 +216,7 @@ class BootstrapToken:
         return None
 
 
-_TOKEN_COLUMNS = ", ".join(field.name for field in fields(BootstrapToken))
+_TOKEN_COLUMNS = ", ".join(field.name for field in fields(ServerToken))
 
 
 def bind_gateway(connection: Connection, claim: GatewayClaim) -> bool:
@@ -264,19 +267,19 @@ def release_gateway(connection: Connection, tenant: str, gateway_id: str) -> boo
     return bool(connection.execute(sql, {"tenant": tenant, "gateway_id": gateway_id}))
 
 
-def add_token(connection: Connection, token: BootstrapToken, token_hash: str) -> None:
+def add_token(connection: Connection, token: ServerToken, token_hash: str) -> None:
     connection.insert("server_tokens", {**asdict(token), "hash": token_hash})
 
 
-def find_token(connection: Connection, token_hash: str) -> BootstrapToken | None:
+def find_token(connection: Connection, token_hash: str) -> ServerToken | None:
     found = connection.row(f"SELECT {_TOKEN_COLUMNS} FROM server_tokens WHERE hash = ?", (token_hash,))
-    return BootstrapToken(**found) if found else None
+    return ServerToken(**found) if found else None
 
 
-def list_tokens(connection: Connection) -> list[BootstrapToken]:
+def list_tokens(connection: Connection) -> list[ServerToken]:
     """Return all tokens, oldest first."""
     rows = connection.rows(f"SELECT {_TOKEN_COLUMNS} FROM server_tokens ORDER BY created_at, id")
-    return [BootstrapToken(**row) for row in rows]
+    return [ServerToken(**row) for row in rows]
 
 
 def revoked_token_ids(connection: Connection) -> frozenset[str]:

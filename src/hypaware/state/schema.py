@@ -138,6 +138,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
                 at TEXT NOT NULL, PRIMARY KEY (client, session_id, kind))""",
         ),
     ),
+    ("0011_viewers", ("ALTER TABLE server_tokens ADD COLUMN use TEXT NOT NULL DEFAULT 'enrol'",)),
 )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from hypaware.errors import HypError
+from hypaware.home.sqlite_readonly import has_table, open_readonly
 
 if TYPE_CHECKING:
     from hypaware.home import Home
@@ -112,16 +112,15 @@ def remove_titles(
 
 def read_titles(home: Home) -> dict[str, str]:
     """Return the title of each session that has one. Changes no file; a state that cannot be read gives none."""
-    from hypaware.state.store import StateStore
-
     if not home.state.is_file():
         return {}
     try:
-        with StateStore(home.state, read_only=True).reading() as connection:
-            if not connection.has_table("titles"):
+        # Without the classes of the state, whose import takes longer than the query.
+        with open_readonly(home.state) as connection:
+            if not has_table(connection, "titles"):
                 return {}
             # The user's titles sort after the client's and replace them.
-            rows = connection.driver.execute("SELECT session_id, title FROM titles WHERE title <> '' ORDER BY kind")
+            rows = connection.execute("SELECT session_id, title FROM titles WHERE title <> '' ORDER BY kind")
             return dict(rows.fetchall())
-    except (HypError, OSError, sqlite3.Error):
+    except (OSError, sqlite3.Error):
         return {}

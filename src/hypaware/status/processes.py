@@ -69,6 +69,10 @@ def daemon_diagnostics(inputs: StatusInput, reasons: list[str]) -> Iterator[Diag
         yield warning("maintenance_failing", f"the daemon's last maintenance failed ({when})", "hyp maintain")
     if isinstance(reason := maintenance.get("waits"), str) and reason != "off":
         yield info("maintenance_waits", reason, "hyp maintain")
+    page = inputs.daemon_part("page")
+    if page.get("state") == "down":
+        message = f"the page cannot be served on {page.get('listen')}: {page.get('error')}"
+        yield info("page_down", message, "hyp open --port 0")
     if imports.get("last_status") in _FAILED:
         when = text.format_ago(imports.get("last_run"), inputs.now)
         yield warning("catch_up_failing", f"the daemon's last transcript import failed ({when})", "hyp backfill")

@@ -30,6 +30,15 @@ def test_a_json_document_is_utf8_whatever_its_text(capfdbinary: pytest.CaptureFi
     assert json.loads(raw) == {"text": document["text"], "path": "/a", "pair": [1, 2], "none": None}
 
 
+@pytest.mark.parametrize("number", [1, 2**53, 2**70])
+def test_a_json_document_looks_the_same_whatever_its_numbers(capfd: Capture, number: int) -> None:
+    document = {"list": [number, -0.25, True, None], "empty": [{}, []], "text": 'a "b" \\ ü'}
+
+    output.emit_json(document)
+
+    assert capfd.readouterr().out == json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+
+
 def test_times_in_json_are_iso_8601_in_utc(capfd: Capture) -> None:
     east = datetime(2026, 1, 1, 2, 0, tzinfo=timezone(timedelta(hours=2)))
 

@@ -11,6 +11,10 @@ import pytest
 
 from hypaware.clients import session_hook
 from hypaware.home import Home
+from hypaware.index import sessions as index_sessions
+from hypaware.index.store import Index
+from hypaware.lake import read
+from tests.support import plugin_distributions
 from tests.support.light_home import append, flush
 from tests.support.rows import rows
 
@@ -56,6 +60,80 @@ def test_a_prefix_finds_sessions_of_the_lake_the_spool_and_the_transcripts(
     for given, found in (("111", "11111111-in-the-lake"), ("222", "22222222-in-the-spool"), (ID[:8], ID)):
         assert json.loads(hyp("session", "ignore", given, "--json")[1])["session_id"] == found
     assert "Did you mean 11111111-in-the-lake?" in hyp("session", "ignore", "11111111-in-a-lake")[2]
+
+
+def test_with_an_index_a_prefix_finds_sessions_of_every_place_and_the_lake_is_not_read(
+    hyp: Hyp, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(home, rows(1, session_id="11111111-in-the-lake"))
+    flush(home)
+    append(home, rows(1, 1, session_id="22222222-in-the-spool"))
+    assert hyp("sessions")[0] == 0
+    append(home, rows(1, 2, session_id="33333333-not-yet-indexed"))
+    (home.root / "privacy.json").write_text(json.dumps({"v": 1, "sessions": {"44444444-ignored": {"class": "ignore"}}}))
+
+    def refuse(*_: object) -> set[str]:
+        raise AssertionError("the lake was read")
+
+    monkeypatch.setattr(read, "list_session_ids", refuse)
+    for given, found in (
+        ("11111111-in-the-lake", "11111111-in-the-lake"),
+        ("111", "11111111-in-the-lake"),
+        ("222", "22222222-in-the-spool"),
+        ("333", "33333333-not-yet-indexed"),
+        ("444", "44444444-ignored"),
+    ):
+        assert json.loads(hyp("session", "ignore", given, "--json")[1])["session_id"] == found
+
+
+def test_with_an_index_an_ambiguous_prefix_and_an_unknown_id_are_explained(hyp: Hyp, home: Home) -> None:
+    append(home, [*rows(1, session_id="abcdef01-one"), *rows(1, 1, session_id="abcdef02-two")])
+    assert hyp("sessions")[0] == 0
+    (home.root / "privacy.json").write_text(json.dumps({"v": 1, "sessions": {"abcdef03-three": {"class": "ignore"}}}))
+    code, out, _ = hyp("session", "ignore", "abc", "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (1, "ambiguous_session")
+    assert "abcdef01-one, abcdef02-two, abcdef03-three" in json.loads(out)["error"]["message"]
+    assert "Did you mean abcdef02-two?" in hyp("session", "ignore", "abcdef02-tow")[2]
+    assert "The nearest is abcdef0" in hyp("session", "ignore", "zzz")[2]
+    assert hyp("session", "ignore", "zzz", "--unknown")[0] == 0
+
+
+def test_an_index_without_all_rows_is_not_trusted(hyp: Hyp, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(home, rows(1, session_id="11111111-in-the-lake"))
+    flush(home)
+    assert hyp("sessions")[0] == 0
+    monkeypatch.setattr(Index, "progress", property(lambda _index: 0.5, lambda _index, _value: None), raising=False)
+    monkeypatch.setattr(index_sessions, "list_ids", lambda *_: [])
+    assert json.loads(hyp("session", "ignore", "111", "--json")[1])["session_id"] == "11111111-in-the-lake"
+
+
+def test_a_broken_client_plugin_does_not_keep_a_session_from_being_ignored_or_purged(
+    hyp: Hyp, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "from hypaware.clients.client import Client\n"
+        "class Broken:\n"
+        "    name = 'broken'\n"
+        "    summary = 'a broken client'\n"
+        "    datasets = ('ai_gateway_messages',)\n"
+        "    environment = ()\n"
+        "    def find(self, environment):\n"
+        "        raise KeyError('no folder')\n"
+        "    def first_time(self, head):\n"
+        "        return None\n"
+        "    def read(self, reader, environment):\n"
+        "        yield from ()\n"
+        "client = Client('broken', 'a broken client', Broken())\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugin_distributions.install(
+        tmp_path, "hyp-broken", "[hypaware.clients]\nbroken = broken_client:client\n", "broken_client", code
+    )
+    append(home, rows(2, session_id="11111111-in-the-spool"))
+    code_, out, err = hyp("purge", "--session", "111", "--dry-run", "--json")
+    assert (code_, json.loads(out)["spool"]["rows"]) == (0, 2)
+    assert "warning: broken: its transcripts cannot be listed: 'no folder'" in err
+    assert hyp("session", "ignore", "111")[0] == 0
 
 
 def test_status_shows_the_privacy_class_and_the_deciding_rule(hyp: Hyp, home: Home, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import ssl
@@ -384,6 +385,29 @@ def test_a_listening_socket_can_be_handed_over_and_handed_on(kept: KeptExchanges
         wire.send(post())
         assert wire.answer()[0].startswith(b"HTTP/1.1 200"), "open connections are still served"
         assert len(kept.wait(2)) == 2
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_a_connection_that_arrives_while_the_gateway_stops_listening_is_served_by_it_or_by_the_next_one(
+    steps: int, kept: KeptExchanges, tmp_path: Path
+) -> None:
+    """`steps` of the event loop lie between the connection and the stop: accepting takes several."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as kept_open,
+        UpstreamStub() as stub,
+        LiveGateway(stub, kept, tmp_path / "first", listen=kept_open.dup()) as gateway,
+    ):
+
+        async def connect_and_stop() -> ClientConnection:
+            wire = gateway.connect()
+            wire.send(post())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await gateway.gateway.stop_listening()
+            return wire
+
+        with gateway.run(connect_and_stop()) as wire, LiveGateway(stub, kept, tmp_path / "next", listen=kept_open):
+            assert wire.answer()[0].startswith(b"HTTP/1.1 200")
 
 
 def test_local_pages_are_answered_directly_and_not_recorded(kept: KeptExchanges, tmp_path: Path) -> None:

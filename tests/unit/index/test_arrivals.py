@@ -67,6 +67,19 @@ def test_a_row_that_is_flushed_between_two_polls_arrives(tmp_path: Path) -> None
         assert texts(arrivals.poll()) == ["text of message 1"]
 
 
+def test_a_row_whose_number_is_used_again_arrives(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home")
+    with open_index(home) as index:
+        arrivals = Arrivals(index)
+        append(home, [row(1)])
+        assert texts(arrivals.poll()) == ["text of message 1"]
+
+        flush(home)
+        append(home, [row(2)])
+
+        assert texts(arrivals.poll()) == ["text of message 2"]
+
+
 def test_an_import_of_old_history_does_not_arrive(tmp_path: Path) -> None:
     home = make_home(tmp_path / "home")
     with open_index(home) as index:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from hypaware.index.prices import Cost, TokenCounts, read_prices
 from hypaware.index.sessions import list_sessions
 from hypaware.index.store import Index
 from hypaware.index.time_zones import find_zone
+from hypaware.index.trends import SERIES, read_activity, read_trends
 from hypaware.index.usage import summarize_usage
 from tests.support.index_home import HAIKU, OPUS, SONNET, index_of
 from tests.support.rows import row
@@ -63,7 +65,25 @@ def make_rows(count: int) -> list[Row]:
     return made
 
 
-ROWS = make_rows(400)
+def with_one_tool(rows: list[Row]) -> list[Row]:
+    """Return the rows, changed so that some sessions do not call every tool."""
+    kept = {"session-1": "Bash", "session-3": "Bash", "session-5": "Read"}
+    return [
+        {**each, "tool_name": each["tool_name"] and kept.get(each["session_id"], each["tool_name"])} for each in rows
+    ]
+
+
+ROWS = with_one_tool(make_rows(400))
+CALLS = {
+    (each["session_id"], each["tool_name"])
+    for each in ROWS
+    if each["part_type"] == "tool_call" and each["provider_type"] != "gateway"
+}
+FAILURES = {
+    (each["session_id"], each["tool_name"])
+    for each in ROWS
+    if each["part_type"] == "tool_result" and each["is_error"] and each["provider_type"] != "gateway"
+}
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +111,8 @@ filters = st.builds(
     project=st.sampled_from((None, None, "web", "/home/dev/web", "dev/shop", "/srv", "nowhere")),
     client=st.sampled_from((None, None, "claude", "codex", "other")),
     model=st.sampled_from((None, None, "claude-", OPUS, "model-without", "x")),
+    tool=st.sampled_from((None, None, None, "Read", "Nothing")),
+    failed=st.sampled_from((None, None, None, "Bash", "Nothing")),
     timezone=st.sampled_from(("UTC", "Europe/Berlin", "Asia/Kolkata", "Pacific/Apia")).map(find_zone),
 )
 slow = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -113,6 +135,8 @@ def matches(each: Row, chosen: Filters) -> bool:
         (chosen.project is None or in_project(each["cwd"], chosen.project))
         and (chosen.client is None or each["client_name"] == chosen.client)
         and (chosen.model is None or (each["model"] or "").startswith(chosen.model))
+        and (chosen.tool is None or (each["session_id"], chosen.tool) in CALLS)
+        and (chosen.failed is None or (each["session_id"], chosen.failed) in FAILURES)
         and (chosen.since is None or at(each) >= chosen.since)
         and (chosen.until is None or at(each) <= chosen.until)
     )
@@ -263,3 +287,63 @@ def test_the_figures_of_a_session_are_those_of_all_its_rows(index: Index) -> Non
 
 def at_text(each: Row) -> str:
     return datetime.fromisoformat(each["message_created_at"]).isoformat().replace("+00:00", "Z")
+
+
+@pytest.mark.parametrize("by", SERIES)
+@slow
+@given(chosen=filters)
+def test_trends_are_the_figures_of_the_overview_and_add_up(index: Index, by: str, chosen: Filters) -> None:
+    overview = summarize_overview(index, chosen, PRICES)
+
+    found = read_trends(index, chosen, PRICES, by=by, step="day")
+
+    assert found.totals == rounded(overview["totals"])
+    for key, list_, column in (
+        ("project", "projects", "cwd"),
+        ("client", "clients", "client"),
+        ("model", "models", "model"),
+    ):
+        expected = {each.pop(column): rounded(each) for each in overview[list_]}
+        assert {each["key"]: without_key(each) for each in found.groups[key]} == expected
+    assert sum(each["messages"] for each in found.groups["machine"]) == overview["totals"]["messages"]
+    days = {each["day"]: each for each in overview["days"]}
+    assert {(date(1970, 1, 1) + timedelta(days=day)).isoformat() for day in found.course} == days.keys()
+    for day, series in found.course.items():
+        expected_day = days[(date(1970, 1, 1) + timedelta(days=day)).isoformat()]
+        for name in ("messages", "tool_calls", "input_tokens", "output_tokens"):
+            assert sum(each[name] for each in series.values()) == expected_day[name]
+        costs = [each["cost_usd"] for each in series.values() if each["cost_usd"] is not None]
+        assert sum(costs) == pytest.approx(expected_day["cost_usd"] or 0.0, abs=1e-4)
+    hours, weeks = (read_trends(index, chosen, PRICES, by=by, step=step).course for step in ("hour", "week"))
+    for course in (hours, weeks):
+        counts = [each["messages"] for series in course.values() for each in series.values()]
+        assert sum(counts) == found.totals["messages"]
+    assert set(weeks) == {(day + 3) // 7 for day in found.course}
+    assert {hour // 24 for hour in hours} == set(found.course)
+    assert (found.no_match is None) or not found.totals["parts"]
+
+
+def without_key(document: Row) -> Row:
+    return {name: value for name, value in document.items() if name != "key"}
+
+
+@slow
+@given(chosen=filters)
+def test_activity_agrees_with_the_rows_for_any_filter(index: Index, chosen: Filters) -> None:
+    begin = to_moment(BEGIN + timedelta(days=1))
+    end = to_moment(BEGIN + timedelta(days=2, minutes=7))
+
+    found = read_activity(index, chosen, PRICES, (begin, end))
+
+    def count(rows: list[Row], seconds: int) -> dict[int, int]:
+        # By the clock of the zone, whatever its offset is.
+        messages = {(each["message_id"], local(each, chosen)) for each in rows if counted(each)}
+        clocks = (local_time.replace(tzinfo=UTC) for _, local_time in messages)
+        return dict(Counter(to_moment(clock) // (seconds * 1_000_000) for clock in clocks))
+
+    assert found.hours == count([each for each in ROWS if matches(each, chosen)], 3600)
+    calendar = replace(chosen, since=begin, until=end)
+    assert found.days == count([each for each in ROWS if matches(each, calendar)], 86_400)
+    assert found.tools == sorted(
+        summarize_overview(index, chosen, PRICES)["tools"], key=lambda each: (-each["calls"], each["tool"])
+    )

@@ -10,7 +10,7 @@ from backports import zstd
 
 from hypaware.faults import list_crash_points
 from hypaware.home import Home
-from hypaware.index import database, refresh
+from hypaware.index import database
 from hypaware.index.refresh import refresh_index
 from hypaware.index.scrub import scrub_index
 from hypaware.index.store import Index, open_index
@@ -98,7 +98,7 @@ def test_a_killed_scrub_is_finished_by_the_next(home: Home, point: str) -> None:
 
 @pytest.mark.hazard(113)
 def test_an_index_that_cannot_be_scrubbed_is_deleted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refresh, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(database, "LOCK_SECONDS", 0.0)
     purge(home)
     with database.hold_lock(home, 0):
         scrub_index(home)

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from hypaware.errors import HypError, UsageError
 from hypaware.index import search as search_module
+from hypaware.index import time_limit as time_limit_module
 from hypaware.index.filters import Filters, to_text
 from hypaware.index.schema import SPOOLED
 from hypaware.index.search import find_sessions, search
+from hypaware.index.tokens import kind_word
 from tests.support.search_index import DAY, START, SamplePart, SearchIndex
 
 LIMITS = [
@@ -67,7 +69,7 @@ def limits(**values: int) -> Iterator[None]:
 
 
 def run(index: SearchIndex, words: str, **options: Any) -> dict[str, Any]:
-    return search(index, words, now=NOW, **options)  # type: ignore[arg-type]
+    return search(index, words, now=NOW, **{"time_limit": None, **options})  # type: ignore[arg-type]
 
 
 def found_by(index: SearchIndex, words: str, **options: Any) -> list[int]:
@@ -168,6 +170,8 @@ def test_a_hit_has_the_fields_of_the_interface() -> None:
         assert run(index, "deploy") == {
             "total": 1,
             "total_is_exact": True,
+            "is_complete": True,
+            "sessions": 1,
             "order": "relevance",
             "ignored": [],
             "hits": [
@@ -227,10 +231,115 @@ def test_a_total_above_the_limit_is_a_lower_bound() -> None:
         found, filtered = run(index, "fox"), run(index, "fox", role="user")
 
     assert (found["total"], found["total_is_exact"]) == (30, False)
-    assert filtered["total_is_exact"] is False
-    assert 0 < filtered["total"] <= 20
+    assert (filtered["total"], filtered["total_is_exact"]) == (20, True)
     assert {hit["role"] for hit in filtered["hits"]} == {"user"}
     assert len(filtered["hits"]) == 20
+
+
+def test_text_cannot_pretend_to_be_of_a_role() -> None:
+    with opened([SamplePart("fox", role="user")]) as index:
+        (role,) = index.connection.execute("SELECT role FROM parts").fetchone()
+        index.add([SamplePart(f"fox {kind_word('role', role)}", role="assistant")])
+
+        assert found_by(index, "fox", role="user") == [1]
+        with pytest.raises(UsageError, match="no letter"):
+            run(index, f"{kind_word('role', role)[0]}*")
+
+
+class Clock:
+    """Moves on by one second whenever it is read, up to `most` times."""
+
+    def __init__(self, most: int = 1 << 30) -> None:
+        self.reads, self._most = -1, most
+
+    def __call__(self) -> float:
+        self.reads = min(self.reads + 1, self._most)
+        return float(self.reads)
+
+
+@contextmanager
+def checked_at_every_step() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time_limit_module, "_STEPS", 1)
+        yield
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(PARTS, max_size=25),
+    st.lists(TERMS, min_size=1, max_size=2).map(" ".join),
+    st.integers(1, 600),
+    st.sampled_from([None, "user"]),
+    st.sampled_from([None, "shop"]),
+    st.sampled_from(LIMITS),
+)
+def test_a_search_that_is_ended_early_returns_matches_and_says_so(
+    parts: list[SamplePart], words: str, seconds: int, role: str | None, project: str | None, patched: dict[str, int]
+) -> None:
+    options = {"filters": Filters(project=project), "role": role, "limit": 5}
+    with opened(parts) as index, limits(**patched), checked_at_every_step():
+        expected = {
+            seq
+            for seq, part in index.parts.items()
+            if contains(part, words) and role in (None, part.role) and project in (None, part.cwd.rpartition("/")[2])
+        }
+        whole = run(index, words, **options)
+
+        found = run(index, words, time_limit=seconds, clock=Clock(), **options)
+        hits = found_by(index, words, time_limit=seconds, clock=Clock(), **options)
+
+        assert len(set(hits)) == len(hits)
+        assert set(hits) <= expected
+        assert len(hits) <= found["total"] <= len(expected)
+        if found["total_is_exact"]:
+            assert found["total"] == len(expected)
+        if found["is_complete"] and found["order"] == whole["order"]:
+            assert found["hits"] == whole["hits"]
+        if found["order"] == "newest":
+            assert hits == sorted(hits, key=lambda seq: (index.parts[seq].at, seq), reverse=True)
+
+
+def test_a_search_without_a_hit_goes_on_after_its_time() -> None:
+    parts = [SamplePart("the dog or a fox", at=START + n * DAY) for n in range(30)]
+    with (
+        opened([SamplePart("the fox"), SamplePart("the fox"), *parts]) as index,
+        limits(_PATIENCE=1_000_000),
+        checked_at_every_step(),
+    ):
+        found = run(index, '"the fox"', time_limit=1, clock=Clock())
+
+        assert found["hits"]
+        assert (found["total"], found["total_is_exact"], found["is_complete"]) == (1, False, False)
+
+
+def test_a_search_without_a_hit_ends_when_patience_does() -> None:
+    with (
+        opened([SamplePart("the fox", at=START + n * DAY) for n in range(30)]) as index,
+        limits(_PATIENCE=1),
+        checked_at_every_step(),
+    ):
+        clock = Clock()
+        found = run(index, "fox", time_limit=1, clock=clock)
+
+        assert (found["hits"], found["total"], found["total_is_exact"]) == ([], 0, False)
+        assert found["is_complete"] is False
+
+
+def test_a_search_for_all_hits_has_no_time_limit() -> None:
+    with opened([SamplePart("fox", at=START + n) for n in range(100)]) as index, checked_at_every_step():
+        found = run(index, "fox", limit=None, time_limit=0, clock=Clock())
+
+        assert (len(found["hits"]), found["total_is_exact"], found["is_complete"]) == (100, True, True)
+
+
+def test_statements_after_a_search_have_no_time_limit() -> None:
+    with opened([SamplePart("fox", at=START + n) for n in range(100)]) as index, checked_at_every_step():
+        clock = Clock()
+        run(index, "fox", time_limit=0, clock=clock)
+        reads = clock.reads
+        index.connection.execute("SELECT count(*) FROM parts p, parts q").fetchone()
+
+        assert clock.reads == reads
 
 
 def test_a_total_is_not_exact_while_the_index_is_being_built() -> None:

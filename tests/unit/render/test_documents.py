@@ -140,7 +140,8 @@ def test_html_allows_nothing_but_its_own_style() -> None:
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', html)
 
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    own = f"img-src data:; style-src 'sha256-{digest}'"
+    assert policy == f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
     assert "@media print" in style
     assert "prefers-color-scheme: dark" in style
     assert "url(" not in style

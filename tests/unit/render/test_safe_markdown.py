@@ -16,7 +16,7 @@ TAGS = {
     *("p", "em", "strong", "s", "code", "pre", "a", "br", "hr", "blockquote", "ul", "ol", "li"),
     *("h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"),
 }
-ATTRIBUTES = {"href", "title", "rel", "class", "start", "style"}
+ATTRIBUTES = {"href", "title", "rel", "class", "start", "target"}
 ATTACKS = [
     "<script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",
@@ -67,8 +67,17 @@ def test_markdown_is_rendered() -> None:
 
     assert "<h1>Title</h1>" in html
     assert "<strong>bold</strong> <code>code</code>" in html
-    assert '<a href="https://example.com" rel="noopener noreferrer nofollow">link</a>' in html
+    assert '<a href="https://example.com" rel="noopener noreferrer nofollow" target="_blank">link</a>' in html
     assert "<td>1</td>" in html
+
+
+def test_tables_are_aligned_without_styles() -> None:
+    html = to_html("| a | b | c |\n|:--|--:|:-:|\n| 1 | 2 | 3 |\n")
+
+    assert '<th class="left">a</th>' in html
+    assert '<td class="right">2</td>' in html
+    assert '<td class="center">3</td>' in html
+    assert "style" not in html
 
 
 @pytest.mark.hazard(62)

@@ -34,7 +34,7 @@ def test_token_is_shown_once_and_can_enrol(hyp: Hyp, server: Server) -> None:
     assert "alice" in listed.out
     assert token not in listed.out
     (found,) = [each for each in hyp.ok("server", "token", "list")["tokens"] if each["label"] == "alice"]
-    assert found.keys() == {"id", "label", "status", "created_at", "expires_at", "revoked_at", "last_used_at"}
+    assert found.keys() == {"id", "label", "status", "created_at", "expires_at", "revoked_at", "last_used_at", "use"}
     assert (found["status"], found["expires_at"]) == ("ok", None)
     assert found["last_used_at"]
 

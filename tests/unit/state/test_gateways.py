@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from hypaware.state import ledger
-from hypaware.state.ledger import BootstrapToken, GatewayClaim
+from hypaware.state.ledger import GatewayClaim, ServerToken
 from hypaware.state.store import StateStore
 
 SECRET = GatewayClaim("default", "gw-1", "label:alice", "hash of a secret")
@@ -62,8 +62,8 @@ def test_a_missing_host_leaves_the_recorded_host_unchanged(store: StateStore) ->
     assert known.host == "two.local"
 
 
-def token(id: str, label: str | None, expires_at: datetime | None = None) -> BootstrapToken:
-    return BootstrapToken(id, label, NOW.isoformat(), expires_at.isoformat() if expires_at else None, None, None)
+def token(id: str, label: str | None, expires_at: datetime | None = None) -> ServerToken:
+    return ServerToken(id, label, NOW.isoformat(), expires_at.isoformat() if expires_at else None, None, None)
 
 
 def test_a_token_is_found_by_hash_and_revoked_by_id_or_label(store: StateStore) -> None:

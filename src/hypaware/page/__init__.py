@@ -1,0 +1,1 @@
+"""The page: what the reading commands show, in the browser."""
