@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from aiohttp import web
 
@@ -60,7 +61,8 @@ class TextStream:
             except (_ViewerGone, TimeoutError):
                 gone.set()
             except BaseException as error:
-                put(error)
+                with suppress(_ViewerGone, TimeoutError):
+                    put(error)
 
         work_done = loop.run_in_executor(self._workers, work)
         try:

@@ -83,12 +83,12 @@ def test_search_finds_and_counts_nothing_of_hidden_sessions(index: Index, monkey
     assert search(index, "open")["total"] == 2
     assert len(find_sessions(index, "open")) == 1
     # As with many matches, which are counted in another way.
-    monkeypatch.setattr("hypaware.index.search._FEW", 0)
+    monkeypatch.setattr("hypaware.index.matches._FEW", 0)
     found = search(index, "open")
     assert (found["total"], {hit["session_id"] for hit in found["hits"]}) == (2, {"aa-seen"})
     nothing = search(index, "vault")
     assert (nothing["total"], nothing["hits"]) == (0, [])
-    monkeypatch.setattr("hypaware.index.search._MAX_TOTAL", 0)
+    monkeypatch.setattr("hypaware.index.matches._MAX_TOTAL", 0)
     assert (search(index, "open")["total"], search(index, "vault")["total"]) == (2, 0)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypaware.errors import HypError, UsageError
-from hypaware.index import search as search_module
+from hypaware.index import matches
 from hypaware.index import time_limit as time_limit_module
 from hypaware.index.filters import Filters, to_text
 from hypaware.index.schema import SPOOLED
@@ -24,7 +24,7 @@ LIMITS = [
     {},
     {"_FEW": 2},
     {"_FEW": 2, "_MAX_TOTAL": 3},
-    {"_FEW": 2, "_MAX_TOTAL": 3, "_MAX_SESSIONS": 1},
+    {"_FEW": 2, "_MAX_TOTAL": 3, "MAX_SESSIONS": 1},
     {"_FEW": 0, "_MAX_TOTAL": 0, "_GAP": 0},
     {"_FEW": 0, "_MAX_TOTAL": 0, "_MAX_PAGE": 5},
 ]
@@ -64,7 +64,7 @@ def opened(parts: list[SamplePart]) -> Iterator[SearchIndex]:
 def limits(**values: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in values.items():
-            patch.setattr(search_module, name, value)
+            patch.setattr(matches, name, value)
         yield
 
 
@@ -303,10 +303,9 @@ def test_a_search_without_a_hit_goes_on_after_its_time() -> None:
     parts = [SamplePart("the dog or a fox", at=START + n * DAY) for n in range(30)]
     with (
         opened([SamplePart("the fox"), SamplePart("the fox"), *parts]) as index,
-        limits(_PATIENCE=1_000_000),
         checked_at_every_step(),
     ):
-        found = run(index, '"the fox"', time_limit=1, clock=Clock())
+        found = run(index, '"the fox"', time_limit=1, patience=1_000_000, clock=Clock())
 
         assert found["hits"]
         assert (found["total"], found["total_is_exact"], found["is_complete"]) == (1, False, False)
@@ -315,11 +314,10 @@ def test_a_search_without_a_hit_goes_on_after_its_time() -> None:
 def test_a_search_without_a_hit_ends_when_patience_does() -> None:
     with (
         opened([SamplePart("the fox", at=START + n * DAY) for n in range(30)]) as index,
-        limits(_PATIENCE=1),
         checked_at_every_step(),
     ):
         clock = Clock()
-        found = run(index, "fox", time_limit=1, clock=clock)
+        found = run(index, "fox", time_limit=1, patience=1, clock=clock)
 
         assert (found["hits"], found["total"], found["total_is_exact"]) == ([], 0, False)
         assert found["is_complete"] is False
