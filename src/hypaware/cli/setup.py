@@ -334,3 +334,5 @@ def _next_steps(result: SetupResult, plan: SetupPlan) -> Iterator[str]:
         yield "new sessions are recorded while they are written; to see it: hyp status"
     if any(step.name == "attach" and step.status == "done" for step in result.steps):
         yield "running sessions do not use the gateway; start a new one, then check: hyp status"
+    if result.overview is not None:
+        yield "to look at your sessions in the browser: hyp open"
