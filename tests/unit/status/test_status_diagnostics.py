@@ -254,10 +254,12 @@ def test_failed_and_waiting_daemon_tasks_are_reported(at: StatusHome) -> None:
             "last_status": "partial",
         },
         "catch_up": {"last_run": then, "last_status": "failed"},
+        "page": {"state": "down", "listen": "127.0.0.1:8080", "error": "Address already in use"},
     }
     with at.daemon(version="0.0.1", **work):
         found = {"flush_failing", "maintenance_failing", "maintenance_waits", "catch_up_failing", "daemon_outdated"}
-        assert at.kinds() == found
+        assert at.kinds() == found | {"page_down"}
+        assert "127.0.0.1:8080: Address already in use" in at.diagnostic("page_down").message
         assert "3 hours ago" in at.diagnostic("flush_failing").message
 
 
