@@ -85,10 +85,12 @@ class TextStream:
                 raise chunk
             if not response.prepared:
                 await response.prepare(request)
-            await response.write(chunk)
+            try:
+                await response.write(chunk)
+            except ConnectionError:
+                return response  # the browser is gone
         if not response.prepared:
             await response.prepare(request)
-        await response.write_eof()
         return response
 
 
