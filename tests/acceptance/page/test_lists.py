@@ -135,6 +135,24 @@ def test_keys_move_select_two_and_open(long_list: ServedPage, visit: Visit) -> N
     expect(page).to_have_url(re.compile(f"/sessions/{session_number(2)}"))
 
 
+def test_a_row_keeps_the_focus_when_the_whole_list_arrives(long_list: ServedPage, visit: Visit) -> None:
+    page = visit(long_list)
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/lists/order*", hold)
+    with page.expect_request("**/lists/order*"):
+        page.goto(f"{long_list.address}/sessions")
+    page.keyboard.press("j")
+    link = page.get_by_role("link", name=title(0))
+    expect(link).to_be_focused()
+    held[0].fallback()
+    expect(page.locator(".sessions.windowed")).to_be_visible()
+    expect(link).to_be_focused()
+
+
 def test_keys_go_on_over_the_rows_that_are_not_there_yet(long_list: ServedPage, visit: Visit) -> None:
     page = visit(long_list, "/sessions")
     expect(page.locator(".sessions.windowed")).to_be_visible()

@@ -95,7 +95,9 @@ def test_keys_lead_through_the_views(history: ServedPage, visit: Visit) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("Sessions")
     # Keys work when the scripts of a view have run.
     page.wait_for_load_state("load")
-    page.get_by_role("link", name=YESTERDAYS).click()
+    page.keyboard.press("j")
+    expect(page.get_by_role("link", name=YESTERDAYS)).to_be_focused()
+    page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_contain_text(YESTERDAYS)
     page.wait_for_load_state("load")
     page.keyboard.press("g")

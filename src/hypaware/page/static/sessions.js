@@ -29,6 +29,7 @@ class SessionList {
     this.order = order;
     this.size = ROWS;
     const first = this.bodies[0];
+    const focused = document.activeElement;
     this.bodies = Array.from({ length: Math.ceil(order.length / ROWS) }, (_, page) => {
       const body = first.cloneNode(false);
       body.style.setProperty("--rows", String(this.numbersOf(page).length));
@@ -43,6 +44,8 @@ class SessionList {
     this.table.classList.add("windowed");
     this.table.setAttribute("aria-rowcount", String(order.length + 1));
     this.table.append(...this.bodies);
+    // A row that is moved loses the focus.
+    if (this.table.contains(focused)) focused.focus({ preventScroll: true });
     document.querySelectorAll(".no-windows a").forEach((each) => { each.hidden = true; });
     const look = () => {
       if (this.isDue) return;
