@@ -221,7 +221,7 @@ class SourcePiece:
 
     def _checkpoint(self, reader: SourceReader, row_filter: ImportFilter) -> SourceCheckpoint:
         """Return the new checkpoint; raise ProviderFault if the provider set invalid values on the reader."""
-        held, skipped, consumed = reader.held, reader.skipped, reader.consumed
+        held, skipped, consumed = reader.held, reader.skipped, reader.checkpoint_offset
         if not isinstance(held, set) or not all(isinstance(key, str) for key in held):
             raise ProviderFault("invalid_yield", "`held` must be a set of text")
         if not all(isinstance(reason, str) and type(count) is int for reason, count in skipped.items()):

@@ -19,10 +19,10 @@ from pathlib import Path
 from hypaware.backfill.providers import ProviderFault, validate_source
 from hypaware.backfill.request import ImportArguments, ImportPolicy
 from hypaware.clients.client import Environment, Provider, ProviderEvent, Source
+from hypaware.clients.compressed_content import read_head
 from hypaware.clients.reader import SourceSnapshot, TimeWindow, get_inode
 from hypaware.errors import StateError
 from hypaware.home import Home
-from hypaware.home.durable_files import open_regular_file
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import FLUSH_ID_PROPERTY
 from hypaware.lake import health
@@ -253,8 +253,7 @@ def _after_checkpoint(fresh: SourceSnapshot, checkpoint: SourceCheckpoint) -> So
 
 
 def _read_first_time(provider: Provider, snapshot: SourceSnapshot) -> str:
-    with open_regular_file(snapshot.path) as file:
-        head = file.read(_HEAD_BYTES)
+    head = read_head(snapshot.path, _HEAD_BYTES)
     try:
         return str(_time_text(provider.first_time(head)))
     except ValueError:

@@ -3,6 +3,9 @@
 A line is read whole or not at all. A last line without a newline counts if it is complete JSON; otherwise it is left
 for the next import. The values of a large source are not kept in memory: a line is parsed again when its value is
 needed.
+
+A compressed source (`.zst`) is unpacked first; offsets are those of its content. It does not grow, it is replaced:
+whenever it is due it is read as a whole, and the key index drops the rows that the lake has.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hypaware.clients import compressed_content
 from hypaware.home.durable_files import open_regular_file
 from hypaware.model import canonical
 from hypaware.state.titles import SessionTitle
@@ -116,16 +120,33 @@ class SourceReader:
     """Last messages → their sessions, for titles in other sources that name a message."""
     _window_applied: bool = False
     _range_closed: bool = True
+    size: int = field(init=False)
+    """The size of the content, which is that of the source unless it is compressed."""
     _file: BinaryIO | None = None
     _consumed_digest: Any = field(default_factory=hashlib.sha256)
+    _packed_hash: str | None = None
+
+    def __post_init__(self) -> None:
+        self.size = self.source.size
 
     def __enter__(self) -> SourceReader:
-        self._file = open_regular_file(self.source.path)
-        found = os.fstat(self._file.fileno())
+        self._file = file = open_regular_file(self.source.path)
+        found = os.fstat(file.fileno())
         if get_inode(found) != self.source.inode or found.st_size < self.source.size:
-            self._file.close()
+            file.close()
             raise SourceChanged("the file was replaced or truncated after it was pinned")
+        if compressed_content.is_compressed(self.source.path):
+            with file:
+                self._unpack(file)
         return self
+
+    def _unpack(self, packed: BinaryIO) -> None:
+        self._packed_hash = self._hash_prefix(self.source.size)
+        self._file, is_whole = compressed_content.unpack(packed, self.source.size)
+        self.size = os.fstat(self._file.fileno()).st_size
+        if not is_whole:
+            self.skipped["damaged_compression"] += 1
+        self._forget_earlier_imports()
 
     def __exit__(self, *_: object) -> None:
         assert self._file is not None
@@ -160,7 +181,7 @@ class SourceReader:
         """Return the window of the checkpoint: unbounded if nothing was excluded."""
         if not self._window_applied and self.source.window != TimeWindow():
             # The provider never called `wants`, so any line may be missing.
-            self.left_out = [(0, self.source.size)]
+            self.left_out = [(0, self.size)]
         merged: list[tuple[int, int]] = []
         for start, end in sorted(self.left_out + self.excluded_with):
             if merged and start <= merged[-1][1]:
@@ -173,18 +194,24 @@ class SourceReader:
     def reset_if_rewritten(self) -> None:
         """Start from the beginning if the bytes that earlier imports read have changed."""
         consumed = self.source.consumed
+        if consumed and self._hash_prefix(consumed) != self.source.prefix_hash:
+            self._forget_earlier_imports()
+
+    def _hash_prefix(self, size: int) -> str:
         digest = hashlib.sha256()
-        for start in range(0, consumed, _BLOCK):
-            digest.update(self.bytes_at(start, min(start + _BLOCK, consumed)))
-        if consumed and digest.hexdigest() != self.source.prefix_hash:
-            self.source = replace(self.source, consumed=0, prefix_hash="", held=frozenset(), left_out=(), ignored=())
+        for start in range(0, size, _BLOCK):
+            digest.update(self.bytes_at(start, min(start + _BLOCK, size)))
+        return digest.hexdigest()
+
+    def _forget_earlier_imports(self) -> None:
+        self.source = replace(self.source, consumed=0, prefix_hash="", held=frozenset(), left_out=(), ignored=())
 
     def lines(self) -> Iterator[SourceLine]:
         """Yield every line that holds a JSON object, from the beginning of the source."""
         assert self._file is not None
         self._file.seek(0)
         self._consumed_digest, self.consumed = hashlib.sha256(), 0
-        offset, size = 0, self.source.size
+        offset, size = 0, self.size
         while offset < size:
             raw = self._file.readline(min(MAX_LINE_BYTES, size - offset))
             if not raw:
@@ -216,9 +243,9 @@ class SourceReader:
 
     def read_all(self) -> bytes | None:
         """Return the whole source, for sources that are one document; None if it is too large."""
-        if self.source.size > MAX_LINE_BYTES:
+        if self.size > MAX_LINE_BYTES:
             return None
-        data = self.bytes_at(0, self.source.size)
+        data = self.bytes_at(0, self.size)
         self._consumed_digest, self.consumed = hashlib.sha256(data), len(data)
         return data
 
@@ -230,9 +257,14 @@ class SourceReader:
         return data
 
     @property
+    def checkpoint_offset(self) -> int:
+        """The offset in the source before which everything was read. A compressed source is read as a whole."""
+        return self.consumed if self._packed_hash is None else self.source.size
+
+    @property
     def consumed_hash(self) -> str:
-        """SHA-256 of the bytes before `consumed`, as they were read; the file may have been overwritten since."""
-        return str(self._consumed_digest.hexdigest())
+        """SHA-256 of the bytes before it, as they were read; the file may have been overwritten since."""
+        return str(self._consumed_digest.hexdigest()) if self._packed_hash is None else self._packed_hash
 
     def _skip_long_line(self, file: BinaryIO, raw: bytes, offset: int) -> int:
         """Read to the end of a long line in blocks, and return the offset of the next line."""
@@ -243,9 +275,9 @@ class SourceReader:
             if raw.endswith(b"\n"):
                 self._consumed_digest, self.consumed = digest, offset
                 return offset
-            if offset >= self.source.size:
+            if offset >= self.size:
                 return offset
-            raw = file.readline(min(_BLOCK, self.source.size - offset))
+            raw = file.readline(min(_BLOCK, self.size - offset))
         raise SourceChanged("the file was truncated while it was read")
 
     def _skip(self, offset: int, reason: str) -> None:

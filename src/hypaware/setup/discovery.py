@@ -20,10 +20,10 @@ from hypaware.backfill import survey
 from hypaware.backfill.report import redirect_stdout
 from hypaware.backfill.survey import DueSource, read_import_state
 from hypaware.clients.client import Client, Provider, SessionProvider
+from hypaware.clients.compressed_content import read_head
 from hypaware.clients.reader import TimeWindow
 from hypaware.errors import HypError
 from hypaware.home import Home
-from hypaware.home.durable_files import open_regular_file
 
 _HEAD_BYTES = 64 << 10
 _OLDEST_FILES = 8
@@ -114,7 +114,7 @@ def _examine_source(provider: Provider, due: DueSource) -> PendingSource:
     path, session = due.snapshot.path, None
     if isinstance(provider, SessionProvider):
         with suppress(Exception):
-            session = provider.session_of(path, _read_head(path))
+            session = provider.session_of(path, read_head(path, _HEAD_BYTES))
     return PendingSource(path, due.snapshot.size, _to_datetime(due.snapshot.mtime_ns), session or str(path))
 
 
@@ -125,14 +125,9 @@ def _first_day(provider: Provider, waiting: Sequence[PendingSource]) -> str | No
         time = None
         # If a plugin fails or the file is gone, the import will report it; an estimate can do without.
         with suppress(Exception):
-            time = provider.first_time(_read_head(source.path))
+            time = provider.first_time(read_head(source.path, _HEAD_BYTES))
         found.append((time or source.last_written.isoformat())[:10])
     return min(filter(None, found), default=None)
-
-
-def _read_head(path: Path) -> bytes:
-    with open_regular_file(path) as file:
-        return file.read(_HEAD_BYTES)
 
 
 def _to_datetime(nanoseconds: int) -> datetime:

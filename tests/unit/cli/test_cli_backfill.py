@@ -349,10 +349,10 @@ def test_a_reason_is_escaped_for_the_terminal(capfd: Capture, home: Home) -> Non
 def test_places_that_cannot_be_imported_are_named(
     hyp: Hyp, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = tmp_path / "codex" / "archived_sessions"
-    archive.mkdir(parents=True)
-    monkeypatch.setenv("CODEX_HOME", str(archive.parent))
+    app = tmp_path / ".config" / "Codex"
+    app.mkdir(parents=True)
+    monkeypatch.setenv("CODEX_HOME", str(tmp_path / "codex"))
     monkeypatch.setenv("HOME", str(tmp_path))
     (found,) = json.loads(hyp("backfill", "codex", "--dry-run", "--json")[1])["providers"]
-    assert found["unsupported_locations"] == [str(archive)]
-    assert f"codex: history in places that cannot be imported: {archive}" in hyp("backfill", "codex", "--dry-run")[1]
+    assert found["unsupported_locations"] == [str(app)]
+    assert f"codex: history in places that cannot be imported: {app}" in hyp("backfill", "codex", "--dry-run")[1]

@@ -11,8 +11,10 @@ import pytest
 
 from hypaware.clients.client import Client, Provider, ProviderEvent, Source
 from hypaware.clients.codex import CLIENT
-from tests.support.codex_rollouts import PROVIDER
+from hypaware.clients.codex.history import CodexHistory
 from tests.support.unprivileged import unprivileged
+
+PROVIDER = CodexHistory()
 
 
 @pytest.fixture
@@ -154,7 +156,6 @@ def test_history_and_log_are_only_reported(user: Path, sessions: Path) -> None:
         (".config/Codex", "app"),
         ("Library/Application Support/com.openai.chat", "app"),
         (".config/google-chrome/Default/IndexedDB/https_chatgpt.com_0.indexeddb.leveldb", "browser"),
-        (".codex/archived_sessions", "archived"),
     ],
 )
 def test_other_storage_is_reported_and_never_read(user: Path, sessions: Path, place: str, kind: str) -> None:
@@ -167,14 +168,37 @@ def test_other_storage_is_reported_and_never_read(user: Path, sessions: Path, pl
     assert events == {"unsupported_location": [{"kind": kind, "path": str(user / place)}]}
 
 
-def test_compressed_rollouts_are_reported_and_never_read(user: Path, sessions: Path) -> None:
-    for name in ("rollout-a.jsonl.zst", "rollout-b.jsonl.zst", "rollout-c.jsonl"):
-        (sessions / name).touch()
+def test_archived_rollouts_are_found(user: Path, sessions: Path) -> None:
+    archive = user / ".codex" / "archived_sessions"
+    archive.mkdir()
+    for path in (sessions / "rollout-b.jsonl", archive / "rollout-a.jsonl"):
+        path.touch()
+
+    assert look(user) == ([archive / "rollout-a.jsonl", sessions / "rollout-b.jsonl"], {})
+    assert PROVIDER.folders({"HOME": str(user)}) == (user / ".codex" / "sessions", archive)
+
+
+def test_a_compressed_rollout_is_found_unless_the_plain_one_is_next_to_it(user: Path, sessions: Path) -> None:
+    unfinished = "rollout-d.jsonl.zst.compress.1.0.tmp"
+    for name in ("rollout-a.jsonl.zst", "rollout-b.jsonl.zst", "rollout-b.jsonl", "rollout-c.jsonl.gz", unfinished):
+        (sessions / name).write_bytes(b"x")
 
     paths, events = look(user)
-    assert [path.name for path in paths] == ["rollout-c.jsonl"]
-    (location,) = events["unsupported_location"]
-    assert (location["kind"], location["files"]) == ("compressed", 2)
+    assert [path.name for path in paths] == ["rollout-a.jsonl.zst", "rollout-b.jsonl"]
+    assert events == {}
+
+
+@pytest.mark.parametrize("kept", ["sessions/2026/rollout-a.jsonl", "archived_sessions/rollout-a.jsonl"])
+@pytest.mark.parametrize("suffix", ["", ".zst"])
+@pytest.mark.parametrize("known", ["rollout-a.jsonl", "rollout-a.jsonl.zst"])
+def test_a_rollout_that_was_moved_or_compressed_is_not_lost(tmp_path: Path, kept: str, suffix: str, known: str) -> None:
+    path = tmp_path / f"{kept}{suffix}"
+    before = str(tmp_path / "sessions" / "2026" / known)
+    assert not PROVIDER.is_kept_elsewhere(before)
+
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert PROVIDER.is_kept_elsewhere(before)
 
 
 def test_find_yields_only_sources_and_events(user: Path, sessions: Path) -> None:

@@ -4,8 +4,10 @@ The thread id is the session's id, or else the UUID in the file name, or else th
 conversation id. The session id is that of the session to which the thread belongs: a subagent's thread names its
 parent's session.
 
-Rollouts are `<CODEX_HOME or ~/.codex>/sessions/**/rollout-*.{jsonl,json}`. Links are followed; each folder and file
-is visited once. Known locations with history in unsupported formats are reported as events.
+Rollouts are `rollout-*.{jsonl,jsonl.zst,json}` under `<CODEX_HOME or ~/.codex>/sessions` and `archived_sessions`. Codex
+moves a thread that the user archives, and compresses one that was not used for days; it unpacks it when the thread goes
+on. While both forms exist, the plain one is current. Links are followed; each folder and file is visited once. Known
+locations with history in unsupported formats are reported as events.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 
 import orjson
 
+from hypaware.clients import compressed_content
 from hypaware.clients.client import Environment, ImportItem, Provenance, ProviderEvent, Source
 from hypaware.clients.codex import rollout
 from hypaware.clients.codex.rollout import Payload, RolloutThread, absolute_folder, text_or_none
@@ -35,7 +38,11 @@ from hypaware.text import strip_url_credentials
 
 _MAX_INDEX_BYTES = 16 << 20
 _ROLLOUTS = (".jsonl", ".json")
-_COMPRESSED = (".jsonl.zst", ".jsonl.gz")
+_COMPRESSED = f".jsonl{compressed_content.SUFFIX}"
+_FOLDERS = ("sessions", "archived_sessions")
+# Every row has more bytes of content than this.
+_MIN_ROW_BYTES = 16
+_MAX_ROWS = 1 << 40
 # Folders of the app under the user's home, on Linux and macOS.
 _APPS = (
     *(".config/ChatGPT", ".config/Codex", ".config/com.openai.chat", ".config/com.openai.codex"),
@@ -79,7 +86,7 @@ def _walk(top: Path) -> Iterator[Path | ProviderEvent]:
                 for entry in entries:
                     if _is_folder(entry):
                         folders.append(folder / entry.name)
-                    elif entry.name.startswith("rollout-") and entry.name.endswith(_ROLLOUTS + _COMPRESSED):
+                    elif entry.name.startswith("rollout-") and entry.name.endswith((*_ROLLOUTS, _COMPRESSED)):
                         yield folder / entry.name
         except (FileNotFoundError, NotADirectoryError):
             continue
@@ -100,12 +107,11 @@ def _unreadable_event(path: Path, error: OSError) -> ProviderEvent:
 
 
 def _other_history(home: Path, codex_home: Path) -> Iterator[ProviderEvent]:
-    """Yield events for history that is not imported: prompts without responses, logs, archives, apps, browsers."""
+    """Yield events for history that is not imported: prompts without responses, logs, apps, browsers."""
     for name in ("history.jsonl", "history.json", "log"):
         if os.access(codex_home / name, os.F_OK):
             yield ProviderEvent("diagnostic_only", {"path": printable(codex_home / name)})
-    places = [("archived", codex_home / "archived_sessions")]
-    places += [("app", home / app) for app in _APPS]
+    places = [("app", home / app) for app in _APPS]
     places += [("browser", home / browser / _CHROMIUM_STORAGE) for browser in _CHROMIUMS]
     for kind, path in places:
         if os.access(path, os.F_OK):
@@ -121,37 +127,33 @@ def _codex_home(environment: Environment) -> Path:
 
 
 class CodexHistory:
-    """Codex compresses old rollouts but deletes none, so it has no expiry."""
+    """Codex archives and compresses old rollouts but deletes none, so it has no expiry."""
 
     name = "codex"
-    summary = "Codex sessions: ~/.codex/sessions (or CODEX_HOME)"
+    summary = "Codex sessions, active, archived and compressed: ~/.codex (or CODEX_HOME)"
     datasets = ("ai_gateway_messages",)
     environment = ("CODEX_HOME", "HOME")
 
     def folders(self, environment: Environment) -> tuple[Path, ...]:
-        return (_codex_home(environment) / "sessions",)
+        return tuple(_codex_home(environment) / name for name in _FOLDERS)
 
     def find(self, environment: Environment) -> Iterator[Source | ProviderEvent]:
         home, codex_home = _user_home(environment), _codex_home(environment)
         yield from _other_history(home, codex_home)
-        sessions = codex_home / "sessions"
         paths: list[Path] = []
-        compressed = 0
-        for found in _walk(sessions):
-            if isinstance(found, ProviderEvent):
-                yield found
-            elif found.name.endswith(_ROLLOUTS):
-                paths.append(found)
-            else:
-                compressed += 1
-        if compressed:
-            yield ProviderEvent(
-                "unsupported_location", {"kind": "compressed", "path": printable(sessions), "files": compressed}
-            )
+        for folder in self.folders(environment):
+            for found in _walk(folder):
+                if isinstance(found, ProviderEvent):
+                    yield found
+                else:
+                    paths.append(found)
         if not paths:
-            yield ProviderEvent("no_history", {"path": printable(sessions)})
-        seen: set[tuple[int, int]] = set()
+            yield ProviderEvent("no_history", {"path": printable(codex_home / "sessions")})
+        known, seen = set(paths), set[tuple[int, int]]()
         for path in sorted(paths):
+            is_compressed = path.name.endswith(_COMPRESSED)
+            if is_compressed and path.with_suffix("") in known:
+                continue
             try:
                 status = path.stat()
             except OSError as error:
@@ -159,7 +161,8 @@ class CodexHistory:
                 continue
             if (inode := (status.st_dev, status.st_ino)) not in seen:
                 seen.add(inode)
-                yield Source(path)
+                most = status.st_size * (compressed_content.MAX_RATIO // _MIN_ROW_BYTES)
+                yield Source(path, min(most, _MAX_ROWS) if is_compressed else None)
 
     def first_time(self, head: bytes) -> str | None:
         times = (to_utc_text(found[1].decode("ascii")) for found in _TIMESTAMP.finditer(head))
@@ -171,10 +174,12 @@ class CodexHistory:
         return found[1].decode("ascii") if found else in_name.group() if in_name else None
 
     def is_kept_elsewhere(self, path: str) -> bool:
-        """Codex compresses old rollouts in place, and moves archived ones."""
-        home, _, name = path.rpartition(f"{os.sep}sessions{os.sep}")
+        """Codex compresses old rollouts in place, unpacks them to continue them, and moves archived ones."""
+        plain = path.removesuffix(compressed_content.SUFFIX)
+        home, _, name = plain.rpartition(f"{os.sep}sessions{os.sep}")
         archived = Path(home) / "archived_sessions" / Path(name).name
-        return any(os.access(f"{each}{end}", os.F_OK) for each in (path, archived) for end in ("", ".zst", ".gz"))
+        ends = ("", compressed_content.SUFFIX)
+        return any(os.access(f"{each}{end}", os.F_OK) for each in (plain, archived) for end in ends)
 
     def read(self, reader: SourceReader, environment: Environment) -> Iterator[ImportItem | ProviderEvent]:
         document = rollout.read_document(reader)
@@ -235,7 +240,7 @@ def _parse_thread_names(path: Path, _mtime_ns: int, size: int) -> Mapping[str, t
 def _build_item(source: SourceSnapshot, thread: RolloutThread, messages: Iterable[Message]) -> ImportItem:
     meta = thread.meta
     in_name = _UUID.search(source.path.name)
-    conversation = text_or_none(meta.get("id")) or (in_name.group() if in_name else source.path.stem)
+    conversation = text_or_none(meta.get("id")) or (in_name.group() if in_name else _stem(source.path))
     session = text_or_none(meta.get("session_id")) or conversation
     columns, attributes = _shared_facts(thread)
     attributes["session_id"] = session
@@ -255,6 +260,10 @@ def _build_item(source: SourceSnapshot, thread: RolloutThread, messages: Iterabl
     )
     provenance = Provenance("codex", str(source.path), conversation)
     return ImportItem("ai_gateway_messages", "ai_gateway.projected_exchange", exchange, provenance)
+
+
+def _stem(path: Path) -> str:
+    return Path(path.name.removesuffix(compressed_content.SUFFIX)).stem
 
 
 def _shared_facts(thread: RolloutThread) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -318,7 +327,7 @@ def _line_messages(reader: SourceReader, thread: RolloutThread) -> Iterator[Mess
 
 def _document_messages(reader: SourceReader, document: Payload) -> Iterator[Message]:
     skipped = reader.skipped
-    whole = SourceLine(reader, 0, reader.source.size, document)
+    whole = SourceLine(reader, 0, reader.size, document)
     for payload in document["items"]:
         if not isinstance(payload, dict):
             skipped["not_an_object"] += 1

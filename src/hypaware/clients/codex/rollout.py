@@ -140,7 +140,7 @@ class RolloutThread:
 
 def read_document(reader: SourceReader) -> Payload | None:
     """Return the file as a document of the old form, or None if it has another form."""
-    head = reader.bytes_at(0, min(_HEAD_BYTES, reader.source.size))
+    head = reader.bytes_at(0, min(_HEAD_BYTES, reader.size))
     first, newline, rest = head.partition(b"\n")
     # A complete object on the first line, followed by more lines, is the new form.
     if not head.lstrip().startswith(b"{") or (newline and rest.strip() and _parse_or_none(first) is not None):
