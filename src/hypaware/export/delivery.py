@@ -35,7 +35,7 @@ from hypaware.export.sink import ChunkRefused, DestinationDenied, RangeOverlap, 
 from hypaware.export.status import SinkReport, StreamReport, StreamState, read_stream_states
 from hypaware.lake.read import LakeRowReader, count_rows_between
 from hypaware.spool import reader
-from hypaware.state import dead_letters, mirror, schema, streams
+from hypaware.state import dead_letters, mirror, schema, server_clocks, streams
 from hypaware.state.dead_letters import DeadLetter
 from hypaware.state.home_opener import OpenHome, open_home
 from hypaware.state.store import load_identity
@@ -220,6 +220,8 @@ class Driver:
                     store, keys, addresses, str(error), retry_time(error), retries.failures
                 )
                 raise
+            if destination.clock:
+                server_clocks.record_server_clock(store, destination.clock)
             make_round = partial(
                 StreamRound, home, store, self.opened.identity, self.lake, self.gate, sink, destination, addresses,
                 self.options.max_wait, self.options.budget, asyncio.Semaphore(_CONCURRENT_STREAMS), self.on_rows,

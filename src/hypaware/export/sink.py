@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import orjson
 
+from hypaware.state.server_clocks import ServerClock
 from hypaware.state.streams import StreamKey
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Destination:
 
     address: str
     id: str | None = None
+    clock: ServerClock | None = field(default=None, compare=False)
+    """What the destination's clock showed when it answered, if it says so."""
 
     def is_same(self, bound: Destination) -> bool:
         """Compare by id if both have one, otherwise by address. A destination that moved keeps its id."""

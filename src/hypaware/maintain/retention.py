@@ -21,7 +21,7 @@ from hypaware.iceberg.metadata import RETAINED_FROM_PROPERTY
 from hypaware.lake import dedupe, health, lost_rows
 from hypaware.lake.lost_rows import LostRange
 from hypaware.lake.table import LakeTable, TableChange
-from hypaware.maintain import retention_plan
+from hypaware.maintain import clock_witnesses, retention_plan
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport, count_by_partition
 from hypaware.maintain.retention_plan import RetentionPlan
 from hypaware.state import flushes, retention, streams
@@ -42,7 +42,7 @@ def apply_retention(context: MaintenanceContext, report: MaintenanceReport) -> N
         "maintain.retain", component="maintain", operation="retain", hyp_dataset=name, dry_run=dry_run
     ) as span:
         keeps_all = retention_plan.first_day_kept(context.config, context.dataset, context.now) is None
-        warning = retention_plan.clock_warning(context.home, context.store, context.dataset, context.now)
+        warning = clock_witnesses.clock_warning(context.home, context.store, context.dataset, context.now)
         if warning and not keeps_all:
             report.reasons.append(warning)
             context.note(warning)

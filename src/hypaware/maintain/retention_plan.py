@@ -25,6 +25,7 @@ from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import RETAINED_FROM_PROPERTY, DataFile
 from hypaware.lake import health
+from hypaware.maintain.clock_witnesses import clock_warning
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.state import dead_letters, flushes, retention
@@ -35,12 +36,6 @@ if TYPE_CHECKING:
     from hypaware.state.store import StateStore
 
 _WARN_DAYS = 7
-# Flushes continue while a job waits for the lock; that does not mean that the clock went back.
-_CLOCK_TOLERANCE = timedelta(hours=1)
-# A machine may be idle for long, but one whose clock jumps to another decade must not empty its lake.
-_MAX_IDLE = timedelta(days=180)
-# A clock that contradicts earlier commits is trusted after commits, or rows, on so many days.
-_CONFIRMING_DAYS = 7
 
 
 @dataclass(frozen=True)
@@ -254,41 +249,6 @@ def is_retention_due(home: Home, config: Config, store: StateStore, dataset: Dat
     plan = plan_retention(home, config, store, dataset, now)
     is_first_run = plan.advances and metadata.read_retention_start(home, dataset.name) is None
     return bool(plan.to_drop or is_first_run or list(plan.known_holds) != plan.holds)
-
-
-def clock_warning(home: Home, store: StateStore, dataset: Dataset, now: datetime) -> str | None:
-    """Return a warning if the clock may be wrong, judged by the days of the home's commits and of the table's rows.
-
-    A commit in the future, or a long time without any commit before the latest ones, shows that the clock was wrong
-    once, now or then. One commit is no proof that it is right now: it may be made under the wrong clock itself.
-    """
-    entry = metadata.find_table(home, dataset.name)
-    table = metadata.read_metadata(entry.metadata) if entry else None
-    times = [datetime.fromtimestamp(snapshot.at, UTC) for snapshot in table.snapshots] if table else []
-    with store.reading() as connection:
-        times += flushes.commit_times(connection)
-    if not times:
-        return None
-    future = {time.date() for time in times if time > now + _CLOCK_TOLERANCE}
-    recent: list[datetime] = []
-    for time in sorted((time for time in times if time <= now + _CLOCK_TOLERANCE), reverse=True):
-        if (recent[-1] if recent else now) - time > _MAX_IDLE:
-            break
-        recent.append(time)
-    if len(recent) == len(times):
-        return None
-    days = {time.date() for time in recent}
-    if table and recent:
-        rows = {file.day for file in metadata.iter_cached_files(table) if file.day is not None}
-        days |= {day for day in rows if now.date() - _MAX_IDLE <= day <= now.date()}
-    if len(days) >= _CONFIRMING_DAYS and len(days) > len(future):
-        return None
-    other = max(time for time in times if time not in recent)
-    return (
-        f"this machine's clock shows {now:%Y-%m-%d %H:%M} (UTC), but a commit to the lake was at "
-        f"{other:%Y-%m-%d %H:%M}: the clock may be wrong, so nothing of {dataset.name} is dropped before commits on "
-        f"{_CONFIRMING_DAYS} days confirm it"
-    )
 
 
 def retention_status(home: Home, config: Config, store: StateStore, now: datetime) -> list[dict[str, Any]]:

@@ -139,6 +139,10 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("0011_viewers", ("ALTER TABLE server_tokens ADD COLUMN use TEXT NOT NULL DEFAULT 'enrol'",)),
+    (
+        "0012_server_clocks",
+        ("CREATE TABLE server_clocks (host TEXT PRIMARY KEY, seen_at TEXT NOT NULL, date TEXT NOT NULL)",),
+    ),
 )
 
 

@@ -28,11 +28,13 @@ def _older_state(path: Path, *, watermark: int | None, intent: bool) -> StateSto
             streams.save_intent(connection, Intent(KEY, 7, 12, (PlannedChunk("id", "life", 7, 12, 5),)))
         connection.execute("UPDATE allocator SET next_seq = 21")
         later = [name for name, _ in MIGRATIONS[[name for name, _ in MIGRATIONS].index(PLANNED) :]]
-        assert later == [PLANNED, "0009_pins", "0010_titles", "0011_viewers"], "undo the later migrations here too"
+        undone = [PLANNED, "0009_pins", "0010_titles", "0011_viewers", "0012_server_clocks"]
+        assert later == undone, "undo the later migrations here too"
         connection.execute("ALTER TABLE streams DROP COLUMN planned_to")
         for table in ("sources", "pending_sources"):
             connection.execute(f"ALTER TABLE {table} DROP COLUMN pin")
-        connection.execute("DROP TABLE titles")
+        for table in ("titles", "server_clocks"):
+            connection.execute(f"DROP TABLE {table}")
         connection.execute("ALTER TABLE server_tokens DROP COLUMN use")
         for name in later:
             connection.execute("DELETE FROM migrations WHERE name = ?", (name,))

@@ -12,8 +12,9 @@ import asyncio
 import hashlib
 import socket
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ from hypaware.export.sinks.forward.credentials import ServerCredentials
 from hypaware.export.sinks.forward.http_client import HttpClient, ServerResponse
 from hypaware.model import datasets
 from hypaware.model.columns import ColumnType
+from hypaware.state.server_clocks import ServerClock
 
 if TYPE_CHECKING:
     from hypaware.state.streams import StreamKey
@@ -64,9 +66,16 @@ class ServerCapabilities:
 class ForwardSink(Sink):
     keeps_ids = True
 
-    def __init__(self, settings: SinkSettings, *, compress: bool | None = None) -> None:
+    def __init__(
+        self,
+        settings: SinkSettings,
+        *,
+        compress: bool | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         """`compress`: whether to compress if the server supports it; by default unless it runs on this machine."""
         self._settings = settings
+        self._now = now
         self._address = normalise_url(settings.options["url"])
         self._compress = compress if compress is not None else not _is_loopback(self._address)
         self._host = socket.gethostname()
@@ -88,7 +97,12 @@ class ForwardSink(Sink):
         except BaseException:
             await self._http.close()
             raise
-        return Destination(self._address, self._server.server_id)
+        return Destination(self._address, self._server.server_id, self._read_clock(response))
+
+    def _read_clock(self, response: ServerResponse) -> ServerClock | None:
+        date = http_client.parse_http_date(response.headers.get("date", ""))
+        host = urlsplit(self._address).hostname or ""
+        return None if date is None else ServerClock(host, self._now(), datetime.fromtimestamp(date, UTC))
 
     async def close(self) -> None:
         await self._http.close()
