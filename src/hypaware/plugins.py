@@ -63,6 +63,15 @@ def load_plugins(group: str, kind: type[T]) -> list[T]:
     return [value for plugin, value in _load_group(group, kind) if plugin.error is None]
 
 
+def find_plugin(group: str, name: str, kind: type[T]) -> T | None:
+    """Return one working plugin without loading the others; None if there is none of this name."""
+    for entry in _entries(group):
+        if entry.name == name:
+            value, error = _load(entry, kind)
+            return None if error else value
+    return None
+
+
 def plugin_names(group: str) -> tuple[str, ...]:
     """Return the registered names of a group without loading the plugins."""
     return tuple(dict.fromkeys(entry.name for entry in _entries(group)))

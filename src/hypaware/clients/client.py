@@ -134,11 +134,25 @@ class RelocatingProvider(Provider, Protocol):
 
 
 @dataclass(frozen=True)
+class ResumeCommand:
+    """How a session is continued in its client: a command, followed by an id."""
+
+    words: tuple[str, ...]
+    by_thread: bool = False
+    """The id is that of the thread, if the session has one."""
+    in_folder: bool = False
+    """The client finds the session only from its folder."""
+
+
+@dataclass(frozen=True)
 class Client:
     name: str
+    """The name of its program, and the `client_name` of its rows."""
     about: str
     backfill: Provider | None = None
     """Imports its history, if it keeps any."""
+    resume: ResumeCommand | None = None
+    """Continues one of its sessions, if it can."""
     settings: ClientSettings | None = None
     """Attaches it to the gateway, if it can be attached."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from hypaware.state.titles import SessionTitle
 
 MAX_LINE_BYTES = 64 << 20
 _MAX_RANGES = 1000
+_MAX_TYPE_NAMES = 20
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _MAX_KEPT_BYTES = 24 << 20
 _BLOCK = 1 << 20
 
@@ -299,3 +302,16 @@ def _explain_invalid_json(raw: bytes, error: Exception) -> str:
     except UnicodeDecodeError:
         return "not_utf8"
     return "nested_too_deeply" if isinstance(error, RecursionError) or "depth" in str(error) else "not_json"
+
+
+def unknown_type_reason(kind: Any, skipped: Counter[str]) -> str:
+    """Return the skip reason for an unknown type: printable, short, and limited in number."""
+    name = _UNSAFE.sub("?", kind[:40]) if isinstance(kind, str) and kind else "none"
+    reason = f"unknown_type:{name}"
+    if reason not in skipped and sum(known.startswith("unknown_type:") for known in skipped) >= _MAX_TYPE_NAMES:
+        return "unknown_type:others"
+    return reason
+
+
+def text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) and value.strip() else None

@@ -21,7 +21,6 @@ from itertools import count
 from hypaware import telemetry
 from hypaware.clients.session_hook import HookNotes
 from hypaware.config import ClientConfig, Config, UpstreamConfig
-from hypaware.config.schema import BUILT_IN_CLIENTS
 from hypaware.daemon.status_file import StatusFile
 from hypaware.engine.background import RetryTimer, TaskClock, run_in_thread
 from hypaware.errors import HypError, NotReady
@@ -54,7 +53,7 @@ class GatewaySettings:
 
     @classmethod
     def read(cls, home: Home, config: Config) -> GatewaySettings:
-        recorded = tuple(name for name in BUILT_IN_CLIENTS if config.clients.get(name, ClientConfig()).enabled)
+        recorded = tuple(name for name in gateway_routes.PRESETS if config.clients.get(name, ClientConfig()).enabled)
         custom = gateway_routes.read_custom_upstreams(home)
         is_needed = bool(recorded or config.gateway.upstreams or gateway_routes.has_attached_client(home))
         gateway = config.gateway

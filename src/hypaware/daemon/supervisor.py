@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hypaware import plugins
+from hypaware.clients.client import Client
 from hypaware.daemon import log_file
 from hypaware.errors import Retryable
 from hypaware.home import Home
@@ -39,7 +41,7 @@ _TERMINAL_VARIABLES = frozenset(
 )
 _TERMINAL_PREFIXES = ("TERM_", "ITERM_", "KITTY_", "WEZTERM_")
 # Variables that name folders. They are made absolute, because the daemon has another working directory.
-FOLDER_VARIABLES = ("HYP_CACHE", "JAVA_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME")
+_FOLDER_VARIABLES = ("HYP_CACHE", "JAVA_HOME")
 _ATTEMPTS = 20
 _PAUSE_SECONDS = 0.25
 _PID = re.compile(r"^\s*pid = (\d+)$", re.MULTILINE)
@@ -140,8 +142,14 @@ def background_environment(home: Home) -> dict[str, str]:
 
 
 def folder_variables() -> dict[str, str]:
-    """Return the variables of `FOLDER_VARIABLES` that are set, as absolute paths."""
-    return {name: _absolute(value) for name in FOLDER_VARIABLES if (value := os.environ.get(name))}
+    """Return the variables that name folders and are set, as absolute paths: ours, Java's and those of the clients."""
+    return {name: _absolute(value) for name in list_folder_variables() if (value := os.environ.get(name))}
+
+
+def list_folder_variables() -> tuple[str, ...]:
+    clients = (each.backfill for each in plugins.load_plugins(plugins.CLIENTS, Client) if each.backfill is not None)
+    named = (name for provider in clients for name in provider.environment if name not in ("HOME", "HYP_HOME"))
+    return tuple(dict.fromkeys((*_FOLDER_VARIABLES, *named)))
 
 
 def service_variables(home: Home) -> dict[str, str]:

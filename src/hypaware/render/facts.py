@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, tzinfo
 from typing import Any
 
+from hypaware import plugins
+from hypaware.clients.client import Client
 from hypaware.index.conversation import Thread
 from hypaware.render.outline import TurnEnd
 from hypaware.text import format_count, format_duration
@@ -98,15 +100,13 @@ def format_dollars(amount: float) -> str:
 
 def resume_command(session: Mapping[str, Any], thread: str | None) -> str | None:
     """Return the shell command that resumes the session in its client, or None if it has none."""
-    name = session["session_id"]
-    match session["client"]:
-        case "claude" if _SESSION_ID.fullmatch(name):
-            command = f"claude --resume {name}"
-            cwd = session["cwd"]
-            return f"cd {quote(cwd)} && {command}" if cwd and cwd.startswith("/") else command
-        case "codex" if _SESSION_ID.fullmatch(thread or name):
-            return f"codex resume {thread or name}"
-    return None
+    client = plugins.find_plugin(plugins.CLIENTS, session["client"] or "", Client)
+    resume = client.resume if client is not None else None
+    name = (thread if resume is not None and resume.by_thread else None) or session["session_id"]
+    if resume is None or not _SESSION_ID.fullmatch(name):
+        return None
+    command, cwd = " ".join((*resume.words, name)), session["cwd"]
+    return f"cd {quote(cwd)} && {command}" if resume.in_folder and cwd and cwd.startswith("/") else command
 
 
 def quote(word: str) -> str:

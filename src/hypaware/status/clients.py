@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hypaware import plugins, text
 from hypaware.clients import attach, original_install
 from hypaware.clients.attach import ClientSettings
-from hypaware.clients.client import Client
+from hypaware.clients.client import Client, WatchableProvider
 from hypaware.config import ClientConfig
 from hypaware.gateway import attach_status
 from hypaware.gateway.handover import find_free_address
@@ -26,6 +27,7 @@ class ClientStatus:
     program: str | None
     """The path of its command; None if it is not on our PATH."""
     has_settings: bool
+    """Whether the folder of its settings or of its history exists."""
     enabled: bool
     chosen: bool
     """Whether the config names it."""
@@ -35,6 +37,8 @@ class ClientStatus:
     follow: Mapping[str, Any] | None = None
     """What the daemon says of its transcripts; None if it does not follow them."""
     error: str | None = None
+    can_attach: bool = True
+    """False for a client that is recorded from its history alone."""
 
     @property
     def installed(self) -> bool:
@@ -42,7 +46,7 @@ class ClientStatus:
 
     @property
     def state(self) -> str:
-        return self.attached.state if self.attached else "unknown"
+        return self.attached.state if self.attached else "unknown" if self.can_attach else "detached"
 
     @property
     def is_attached(self) -> bool:
@@ -61,8 +65,12 @@ class ClientStatus:
 
 
 def inspect_clients(inputs: StatusInput) -> PartStatus[list[ClientStatus]]:
-    known = [each.settings for each in plugins.load_plugins(plugins.CLIENTS, Client) if each.settings]
-    clients = [_client_status(inputs, settings) for settings in known]
+    clients = []
+    for client in plugins.load_plugins(plugins.CLIENTS, Client):
+        if client.settings is not None:
+            clients.append(_client_status(inputs, client.settings))
+        elif (found := _history_status(inputs, client)).installed or found.chosen:
+            clients.append(found)
     return PartStatus(clients, tuple(diagnostic for each in clients for diagnostic in client_diagnostics(inputs, each)))
 
 
@@ -84,6 +92,27 @@ def _client_status(inputs: StatusInput, settings: ClientSettings) -> ClientStatu
         attached=attached,
         follow=_follow_status(inputs, settings.name),
         error=problem,
+    )
+
+
+def _history_status(inputs: StatusInput, client: Client) -> ClientStatus:
+    """Return the status of a client that cannot be attached."""
+    configured, problem = inputs.config.clients.get(client.name), None
+    folders: tuple[Path, ...] = ()
+    try:
+        if isinstance(client.backfill, WatchableProvider):
+            folders = client.backfill.folders(inputs.environment)
+    except Exception as exception:
+        problem = f"cannot find its history: {summarize_error(exception)}"
+    return ClientStatus(
+        name=client.name,
+        program=shutil.which(client.name, path=inputs.environment.get("PATH", "")),
+        has_settings=any(folder.is_dir() for folder in folders),
+        enabled=(configured or ClientConfig()).enabled,
+        chosen=configured is not None,
+        follow=_follow_status(inputs, client.name),
+        error=problem,
+        can_attach=False,
     )
 
 
@@ -138,30 +167,30 @@ def client_diagnostics(inputs: StatusInput, client: ClientStatus) -> Iterator[Di
     elif attachment and attachment.problem:
         message = f"{name}: {attachment.problem}; repair the file, then attach the client"
         yield warning("client_unreadable", message, attach)
-    if attachment is None or (attachment.state == "detached" and attachment.problem):
+    if (attachment is None and client.can_attach) or (attachment and attachment.problem and client.state == "detached"):
         return
     if client.is_attached and not client.enabled:
         yield warning("client_disabled", f"{name} is attached but disabled in the config", enable)
-    if attachment.state == "broken":
+    if attachment and client.state == "broken":
         message = f"{name} calls {attachment.base_url}, but this home's gateway is not reachable there"
         commands = ("hyp daemon start", f"hyp client detach {name}")
         yield error("client_unreachable", f"{message}: {name} may not work", *commands)
-    elif attachment.state == "passing":
+    elif client.state == "passing":
         why = "the gateway is not listening" if inputs.is_daemon_running else "the daemon is not running"
         start = "hyp daemon restart" if inputs.is_daemon_running else "hyp daemon start"
         yield warning("client_unrecorded", f"{name}: {why}; {_UNRECORDED}", start)
-    elif attachment.state == "changed":
+    elif attachment and client.state == "changed":
         message = f"{name}: its settings file {attachment.path} has changed since it was attached"
         yield warning("client_changed", message, attach)
-    elif attachment.state == "attached":
+    elif attachment and client.state == "attached":
         at = attachment.attached_at
         since = f" since it was attached {text.format_ago(at, inputs.now)}" if at else ""
         message = f"{name}: no request was seen{since}; sessions that were already running do not use the gateway"
         yield info("client_unseen", f"{message}, so start a new one")
-    elif attachment.state == "detached" and client.installed and client.enabled and not client.chosen:
+    elif client.state == "detached" and client.installed and client.enabled and not client.chosen:
         message = f"{name} is installed but not recorded, because the config does not name it"
         yield info("client_not_chosen", message, enable)
-    elif attachment.state == "detached" and client.installed and not client.enabled:
+    elif client.state == "detached" and client.installed and not client.enabled:
         yield info("client_off", f"{name} is not recorded because the config disables it", enable)
-    elif attachment.state == "detached" and not client.installed and client.enabled and client.chosen:
+    elif client.state == "detached" and not client.installed and client.enabled and client.chosen:
         yield info("client_not_installed", f"{name} is enabled in the config but not installed")

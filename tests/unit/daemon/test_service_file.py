@@ -43,7 +43,7 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSupervisors:
     """A separate user with fake supervisors."""
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     (tmp_path / "user").mkdir()
-    for name in ("XDG_CONFIG_HOME", "HYP_CRASH_AT", *supervisor.FOLDER_VARIABLES):
+    for name in ("XDG_CONFIG_HOME", "HYP_CRASH_AT", *supervisor.list_folder_variables()):
         monkeypatch.delenv(name, raising=False)
     found = FakeSupervisors(tmp_path / "supervisor", tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{found.bin}{os.pathsep}{os.environ['PATH']}")

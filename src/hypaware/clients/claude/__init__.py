@@ -5,6 +5,12 @@ Session ids, agent ids and paths in a transcript are data: no path is ever built
 
 from hypaware.clients.claude.attach import ClaudeSettings
 from hypaware.clients.claude.history import ClaudeHistory
-from hypaware.clients.client import Client
+from hypaware.clients.client import Client, ResumeCommand
 
-CLIENT = Client("claude", "Claude Code", backfill=ClaudeHistory(), settings=ClaudeSettings())
+CLIENT = Client(
+    "claude",
+    "Claude Code",
+    backfill=ClaudeHistory(),
+    resume=ResumeCommand(("claude", "--resume"), in_folder=True),
+    settings=ClaudeSettings(),
+)

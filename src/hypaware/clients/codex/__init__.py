@@ -1,7 +1,13 @@
 """Codex: attach, and the rollout files of its CLI in both forms."""
 
-from hypaware.clients.client import Client
+from hypaware.clients.client import Client, ResumeCommand
 from hypaware.clients.codex.attach import CodexSettings
 from hypaware.clients.codex.history import CodexHistory
 
-CLIENT = Client("codex", "OpenAI's Codex CLI", backfill=CodexHistory(), settings=CodexSettings())
+CLIENT = Client(
+    "codex",
+    "OpenAI's Codex CLI",
+    backfill=CodexHistory(),
+    resume=ResumeCommand(("codex", "resume"), by_thread=True),
+    settings=CodexSettings(),
+)

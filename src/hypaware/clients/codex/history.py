@@ -27,8 +27,8 @@ import orjson
 from hypaware.clients import compressed_content
 from hypaware.clients.client import Environment, ImportItem, Provenance, ProviderEvent, Source
 from hypaware.clients.codex import rollout
-from hypaware.clients.codex.rollout import Payload, RolloutThread, absolute_folder, text_or_none
-from hypaware.clients.reader import SourceLine, SourceReader, SourceSnapshot
+from hypaware.clients.codex.rollout import Payload, RolloutThread, absolute_folder
+from hypaware.clients.reader import SourceLine, SourceReader, SourceSnapshot, text_or_none, unknown_type_reason
 from hypaware.home.durable_files import open_regular_file
 from hypaware.model.columns import format_timestamp
 from hypaware.model.expand import Exchange, Message
@@ -335,7 +335,7 @@ def _document_messages(reader: SourceReader, document: Payload) -> Iterator[Mess
             created_at = payload.get("timestamp")
             yield _build_message(payload, created_at, reader.wants(whole, to_utc_text(created_at)), skipped)
         else:
-            skipped[rollout.item_skip_reason(payload) or rollout.unknown_type_reason(payload.get("type"), skipped)] += 1
+            skipped[rollout.item_skip_reason(payload) or unknown_type_reason(payload.get("type"), skipped)] += 1
 
 
 def _build_message(

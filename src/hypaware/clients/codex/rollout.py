@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from hypaware.clients.codex.usage import MessageSlot, UsageCarriers, UsageCounter, held_key
-from hypaware.clients.reader import SourceLine, SourceReader
+from hypaware.clients.reader import SourceLine, SourceReader, text_or_none, unknown_type_reason
 from hypaware.model import canonical
 from hypaware.model.sanitize import to_utc_text
 
@@ -31,8 +31,6 @@ Payload = dict[str, Any]
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _CALLS = ("function_call", "custom_tool_call")
 _REASONING_TEXTS = _TEXTS | {"summary_text", "reasoning_text"}
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
-_MAX_NAMES = 20
 # Known items that are not part of the conversation.
 _BOOKKEEPING_ITEMS = frozenset(
     [
@@ -173,19 +171,6 @@ def item_skip_reason(payload: Payload) -> str | None:
     if item_type in ("message", "reasoning"):
         return "empty_content" if payload.get("encrypted_content") is None else "encrypted_reasoning"
     return "bookkeeping" if isinstance(item_type, str) and item_type in _BOOKKEEPING_ITEMS else None
-
-
-def unknown_type_reason(kind: Any, skipped: Counter[str]) -> str:
-    """Return the skip reason for an unknown type: printable, short, and limited in number."""
-    name = _UNSAFE.sub("?", kind[:40]) if isinstance(kind, str) and kind else "none"
-    reason = f"unknown_type:{name}"
-    if reason not in skipped and sum(known.startswith("unknown_type:") for known in skipped) >= _MAX_NAMES:
-        return "unknown_type:others"
-    return reason
-
-
-def text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) and value.strip() else None
 
 
 def get_item_id(payload: Payload) -> str | None:

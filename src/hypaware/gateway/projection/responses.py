@@ -22,6 +22,7 @@ from typing import Any
 
 from hypaware.clients.codex import rollout
 from hypaware.clients.codex.usage import TokenFigure, parse_figure
+from hypaware.clients.reader import unknown_type_reason
 from hypaware.gateway.exchange import DecodedExchange, SseEvent
 from hypaware.gateway.projection.turn import (
     CallKind,
@@ -347,7 +348,7 @@ class SkippedItems:
         kind: Any = item.get("type")
         if rollout.makes_message(item) or kind in _NOT_COUNTED or (kind == "message" and not item.get("content")):
             return None
-        reason = rollout.item_skip_reason(item) or rollout.unknown_type_reason(kind, self._reasons)
+        reason = rollout.item_skip_reason(item) or unknown_type_reason(kind, self._reasons)
         if reason == "bookkeeping":
             return None
         self._reasons[reason] += 1

@@ -1,0 +1,96 @@
+"""Sessions that Qwen Code and Gemini CLI wrote themselves, compared with a naive reading of the same files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hypaware.clients.client import Provider, SessionProvider, WatchableProvider
+from hypaware.clients.gemini.history import GeminiHistory
+from hypaware.clients.qwen.history import QwenHistory
+from tests.support import google_oracle
+from tests.support.google_oracle import Totals
+from tests.support.history import GrowingFile, rows_of, usage
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+Oracle = Callable[[bytes], Totals]
+CLIENTS: list[tuple[Provider, str, Oracle]] = [
+    (QwenHistory(), "qwen", google_oracle.qwen),
+    (GeminiHistory(), "gemini", google_oracle.gemini),
+]
+SAMPLES = [
+    pytest.param(provider, path, oracle, id=f"{name}-{path.stem[:36]}")
+    for provider, name, oracle in CLIENTS
+    for path in sorted((FIXTURES / name).glob("*/*.jsonl"))
+]
+
+
+def copy_sample(folder: Path, sample: Path) -> Path:
+    """Put a sample where its client keeps sessions."""
+    path = folder / "chats" / sample.name
+    path.parent.mkdir()
+    path.write_bytes(sample.read_bytes())
+    return path
+
+
+@pytest.mark.parametrize(("provider", "sample", "oracle"), SAMPLES)
+def test_every_part_and_token_of_a_session_is_recorded(
+    tmp_path: Path, provider: Provider, sample: Path, oracle: Oracle
+) -> None:
+    rows, reading = rows_of(provider, copy_sample(tmp_path, sample))
+    parts, tokens = oracle(sample.read_bytes())
+
+    assert Counter((row["role"], row["part_type"]) for row in rows) == parts
+    assert usage(rows) == +tokens
+    assert len({row["part_id"] for row in rows}) == len(rows)
+    assert not [reason for reason in reading.skipped if reason.startswith("unknown")]
+    assert {row["client_name"] for row in rows} == {provider.name}
+    assert reading.consumed == sample.stat().st_size
+
+
+@pytest.mark.parametrize(("provider", "sample", "oracle"), SAMPLES)
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_session_that_is_read_while_it_grows_gives_the_same_parts(
+    tmp_path: Path, provider: Provider, sample: Path, oracle: Oracle, quiet: bool
+) -> None:
+    path = copy_sample(tmp_path, sample)
+    whole, _ = rows_of(provider, path)
+    path.unlink()
+    file = GrowingFile(provider, path)
+    lines = sample.read_bytes().splitlines(keepends=True)
+    for end in range(1, len(lines) + 1):
+        file.grow_to(b"".join(lines[:end]), quiet=quiet)
+    file.grow_to(b"".join(lines), quiet=True)
+
+    # The key index drops what is read twice.
+    assert {row["part_id"] for row in file.rows} == {row["part_id"] for row in whole}
+    kept = {row["part_id"]: row for row in reversed(file.rows)}
+    assert usage(kept.values()) == usage(whole)
+
+
+@pytest.mark.parametrize(("provider", "sample", "oracle"), SAMPLES)
+def test_the_session_and_its_first_time_are_seen_in_the_first_bytes(
+    tmp_path: Path, provider: Provider, sample: Path, oracle: Oracle
+) -> None:
+    path = copy_sample(tmp_path, sample)
+    rows, _ = rows_of(provider, path)
+    assert isinstance(provider, SessionProvider)
+    assert isinstance(provider, WatchableProvider)
+
+    assert provider.session_of(path, path.read_bytes()) == rows[0]["session_id"]
+    assert provider.first_time(path.read_bytes()) == min(row["message_created_at"] for row in rows)
+
+
+@pytest.mark.parametrize(("provider", "sample", "oracle"), SAMPLES)
+def test_results_name_their_tool_and_models_and_versions_are_recorded(
+    tmp_path: Path, provider: Provider, sample: Path, oracle: Oracle
+) -> None:
+    rows, _ = rows_of(provider, copy_sample(tmp_path, sample))
+
+    calls = {row["tool_call_id"]: row["tool_name"] for row in rows if row["part_type"] == "tool_call"}
+    results = {row["tool_result_for"]: row["tool_name"] for row in rows if row["part_type"] == "tool_result"}
+    assert results == calls
+    assert all(row.get("model") for row in rows if row["role"] == "assistant")
