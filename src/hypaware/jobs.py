@@ -11,7 +11,7 @@ from hypaware.lake import locks
 _JOBS = {
     "backup": "hypaware.maintain.backup:run_backup",
     "backfill": "hypaware.backfill.import_job:backfill",
-    "flush": "hypaware.lake.jobs:run_flush",
+    "flush": "hypaware.lake.flush:run_flush",
     "import-cache": "hypaware.takeover.run:import_cache",
     "read": "hypaware.lake.read:run_read",
     "query": "hypaware.query.run:run_query",
@@ -34,6 +34,6 @@ def resolve(name: str) -> Job:
 
 
 def on_open(context: JobContext) -> None:
-    from hypaware.lake import jobs
+    from hypaware.lake.lake_recovery import recover_lake
 
-    jobs.recover_lake(context)
+    recover_lake(context)

@@ -34,6 +34,7 @@ from hypaware.home import Home, durable_files
 from hypaware.home.session_context import session_columns
 from hypaware.iceberg import metadata
 from hypaware.lake import health, tombstones
+from hypaware.lake.flush import flush_datasets
 from hypaware.lake.key_lookup import ExistingKeys
 from hypaware.lake.read import LakeRowReader
 from hypaware.model import canonical
@@ -92,12 +93,9 @@ class ReprojectionReport:
 
 def run_reprojection(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     """Run the job `reproject`. args: `since`, `until` (canonical UTC text, or None)."""
-    # Imported here, because crash points are listed without Spark.
-    from hypaware.lake import jobs
-
     names = (AI_GATEWAY_EXCHANGES.name, AI_GATEWAY_MESSAGES.name)
     if due := [name for name in names if health.has_pending_rows(context.home, [name])]:
-        jobs.flush_datasets(context, due)
+        flush_datasets(context, due)
     report = ReprojectionReport(dry_run=False)
 
     def progress(number: int, total: int) -> None:
@@ -111,7 +109,7 @@ def run_reprojection(context: JobContext, args: dict[str, Any]) -> dict[str, Any
         added = append_missing(opened, context.config, window, report, progress)
     if added:
         _before_flush()
-        (flushed,) = jobs.flush_datasets(context, [AI_GATEWAY_MESSAGES.name])
+        (flushed,) = flush_datasets(context, [AI_GATEWAY_MESSAGES.name])
         report.add_flush(added, flushed.rows)
     return report.as_json()
 

@@ -13,7 +13,8 @@ from hypaware.clients.reader import TimeWindow
 from hypaware.config import Config
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
-from hypaware.lake import jobs, schema
+from hypaware.lake import schema
+from hypaware.lake.flush import flush_datasets
 from hypaware.model.datasets import Row, coerce_row
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 from hypaware.reproject import preview_reprojection, run_reprojection
@@ -81,7 +82,7 @@ def test_raw_exchanges_give_the_rows_of_a_live_projection_without_duplicates(
         spool.append(EXCHANGES, [*claude_raw, *codex_raw])
         spool.append(MESSAGES, [row for row in claude_made if row["message_id"] not in missed])
         wanted = [coerce_row(AI_GATEWAY_MESSAGES, row, spool.gateway_id) for row in (*claude_made, *codex_made)]
-    jobs.flush_datasets(context, [EXCHANGES, MESSAGES])
+    flush_datasets(context, [EXCHANGES, MESSAGES])
     there = stored(context, wanted)
 
     planned = preview_reprojection(engine_home, Config(), TimeWindow(), lambda *_: None)

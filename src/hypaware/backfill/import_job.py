@@ -29,9 +29,10 @@ from hypaware.home import Home
 from hypaware.home.locks import locked
 from hypaware.lake import commit, health, tombstones
 from hypaware.lake.build import BuildSettings
+from hypaware.lake.flush import flush_datasets
 from hypaware.lake.locks import commit_lock
-from hypaware.lake.poison import PoisonRows
 from hypaware.lake.prepare import plan_build, prepare_flush
+from hypaware.lake.segment_build import PoisonRows
 from hypaware.lake.table import OpenTable
 from hypaware.model.datasets import Dataset
 from hypaware.spool.segments import SegmentUnreadable
@@ -121,7 +122,6 @@ def _trace_provider(report: ImportReport) -> Iterator[None]:
 def _import_dataset(context: JobContext, request: ImportArguments, report: ImportReport, dataset: Dataset) -> None:
     # Not at the top: a dry run works without Spark.
     with import_lock:
-        from hypaware.lake import jobs
         from hypaware.lake.spark_table import SparkLake, trim_snapshots
 
     home, provider = context.home, report.entry
@@ -130,7 +130,7 @@ def _import_dataset(context: JobContext, request: ImportArguments, report: Impor
     with telemetry.span("backfill.flush", component="backfill", **facts) as span:
         if health.has_pending_rows(home, [dataset.name]):
             try:
-                (flushed,) = jobs.flush_datasets(context, [dataset.name], skip_deferred=True)
+                (flushed,) = flush_datasets(context, [dataset.name], skip_deferred=True)
                 span.set(row_count=flushed.rows.written)
             except SegmentUnreadable as error:
                 # Rows that stay in the spool and are imported now are duplicates when they are committed.
@@ -275,8 +275,7 @@ def _store_titles(
 def _commit_batch(target: OpenTable, batch: ImportBatch, context: ImportContext, report: ImportReport) -> None:
     facts = {**report.facts, "hyp_dataset": context.dataset}
     with telemetry.span("backfill.materialize", component="backfill", **facts) as span:
-        flush = commit.reserve_import(target, batch.max_rows)
-        with commit.discard_on_error(target, flush):
+        with commit.reserve_import(target, batch.max_rows) as flush:
             settings = plan_build(target, flush, context.gateway_id)
             built = target.lake.run(make_tasks(batch, context, settings, flush.after))
             prepared = prepare_flush(target, flush, settings, built)

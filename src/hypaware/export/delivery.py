@@ -73,7 +73,8 @@ def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     """
     # Not at the top: authors of sinks import this module through `hypaware.testing`, without Spark.
     with import_lock:
-        from hypaware.lake.jobs import flush_datasets, store_incarnation
+        from hypaware.lake.flush import flush_datasets
+        from hypaware.lake.lake_recovery import store_incarnation
 
     sinks = sink_registry.select_sinks(context.config, args.get("sinks") or ())
     opened = open_home(context.home)

@@ -19,9 +19,9 @@ from hypaware import faults, telemetry
 from hypaware.errors import HypError, Retryable
 from hypaware.home import Home, durable_files
 from hypaware.iceberg import fsync, metadata
-from hypaware.lake import dedupe, health, poison, prepare, settlements
-from hypaware.lake.poison import PoisonRows
+from hypaware.lake import dedupe, health, prepare, settlements
 from hypaware.lake.prepare import PreparedFlush
+from hypaware.lake.segment_build import ENGINE_DIED, PoisonRows, search_path
 from hypaware.lake.table import LakeBackend, LakeTable, NotCommitted, OpenTable
 from hypaware.model.datasets import Dataset
 from hypaware.model.row_counts import RowCounts
@@ -62,25 +62,29 @@ def open_table(home: Home, store: StateStore, lake: LakeBackend, dataset: Datase
         yield OpenTable(home, store, lake, dataset, table, index)
 
 
-def reserve_segments(target: OpenTable, sizes: Sequence[tuple[str, int]]) -> Flush:
-    """Reserve sequences for segments, given as (name, rows)."""
+@contextmanager
+def reserve_segments(target: OpenTable, sizes: Sequence[tuple[str, int]]) -> Iterator[Flush]:
+    """Reserve sequences for segments, given as (name, rows). Discard the flush if its preparation fails."""
     with target.store.transaction() as connection:
         flush = flushes.reserve_flush(connection, target.dataset.name, sizes, above=target.table.floor)
     _after_reserve()
-    return flush
-
-
-def reserve_import(target: OpenTable, max_rows: int) -> Flush:
-    """Reserve sequences for the rows of an import, before anything is read."""
-    with target.store.transaction() as connection:
-        flush = flushes.reserve_range(connection, target.dataset.name, max_rows, above=target.table.floor)
-    _after_import_reserve()
-    return flush
+    with _discard_on_error(target, flush):
+        yield flush
 
 
 @contextmanager
-def discard_on_error(target: OpenTable, flush: Flush) -> Iterator[None]:
-    """Discard the flush if its preparation fails. Poison rows count as a failed attempt of their segments.
+def reserve_import(target: OpenTable, max_rows: int) -> Iterator[Flush]:
+    """Reserve sequences for the rows of an import, before anything is read. Discard the flush if that fails."""
+    with target.store.transaction() as connection:
+        flush = flushes.reserve_range(connection, target.dataset.name, max_rows, above=target.table.floor)
+    _after_import_reserve()
+    with _discard_on_error(target, flush):
+        yield flush
+
+
+@contextmanager
+def _discard_on_error(target: OpenTable, flush: Flush) -> Iterator[None]:
+    """Discard the flush after an error. Poison rows count as a failed attempt of their segments.
 
     If the JVM has died, any row may be to blame.
     """
@@ -88,7 +92,7 @@ def discard_on_error(target: OpenTable, flush: Flush) -> Iterator[None]:
         yield
     except Exception as error:
         blamed: Collection[str] | None = error.segments if isinstance(error, PoisonRows) else ()
-        if isinstance(error, HypError) and error.kind == poison.ENGINE_DIED:
+        if isinstance(error, HypError) and error.kind == ENGINE_DIED:
             blamed = None
         discard_flush(target.home, target.store, target.table, flush, blamed)
         raise
@@ -102,7 +106,7 @@ def commit_flush(
     Discards the flush only if it certainly was not committed. After any other error recovery checks the lake.
     """
     if checkpoints is not None:
-        with discard_on_error(target, flush), target.store.transaction() as connection:
+        with _discard_on_error(target, flush), target.store.transaction() as connection:
             flushes.add_pending_checkpoints(connection, flush.id, checkpoints)
         _after_pending()
     # Indexing the keys of a large import takes long: it runs in the background and takes effect after the record.
@@ -182,7 +186,7 @@ def remove_segments(home: Home, flush: Flush) -> None:
         if segment.name in committed:
             segment.path.unlink(missing_ok=True)
     for name in committed:
-        poison.search_path(home, flush.dataset, name).unlink(missing_ok=True)
+        search_path(home, flush.dataset, name).unlink(missing_ok=True)
     durable_files.fsync_dir(folder.sealed)
 
 

@@ -190,21 +190,6 @@ def add_native_keys(
     return found
 
 
-def find_matches(
-    index: KeyIndex, results: Sequence[BuildResult], excluded: frozenset[int], copies: Sequence[MatchKey] = ()
-) -> Matches:
-    """Match the rows of a flush, except for the `excluded` ones, with each other and with rows of the lake by content.
-
-    `copies` are the match keys of excluded rows that live rows match all the same.
-    """
-    new = sorted(
-        (each for result in results for each in result.match_keys if each.seq not in excluded),
-        key=lambda match_key: match_key.seq,
-    )
-    known = index.find_unmatched(match_key.hash for match_key in new)
-    return match_rows(new, [*known, *copies])
-
-
 @dataclass(frozen=True)
 class Matches:
     superseded: Mapping[int, int] = field(default_factory=dict)

@@ -1,4 +1,6 @@
-"""Flush: commit spooled segments to the lake. A flush may be killed at any point; it is finished or undone later.
+"""Flush: commit spooled segments to the lake, as an engine job or before another job reads the lake.
+
+A flush may be killed at any point; it is finished or undone later.
 
 @ref flush#reserve
 """
@@ -7,32 +9,94 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hypaware import telemetry
 from hypaware.config import FlushConfig
-from hypaware.errors import Retryable
-from hypaware.home import Home, durable_files, session_context
-from hypaware.lake import commit, poison
-from hypaware.lake.build import BuildSettings
-from hypaware.lake.poison import PoisonRows
+from hypaware.engine.jobs import JobContext, import_lock
+from hypaware.errors import Cancelled, Retryable
+from hypaware.home import Home, durable_files
+from hypaware.lake import commit
+from hypaware.lake.locks import commit_lock
 from hypaware.lake.prepare import plan_build, prepare_flush
-from hypaware.lake.segment_tasks import SegmentSlice, SegmentTask
+from hypaware.lake.segment_build import MAX_SHARED_ATTEMPTS, PoisonRows, build_segments
 from hypaware.lake.table import LakeBackend, OpenTable
+from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.model.row_counts import RowCounts
 from hypaware.spool import reader, segments
 from hypaware.spool.segments import Segment, SegmentUnreadable
 from hypaware.state import flushes
-from hypaware.state.flushes import Flush
+from hypaware.state.home_opener import open_home
 from hypaware.state.store import StateStore
 
 _MAX_SEGMENTS = 200
-_SLICE_BYTES = 8 << 20
 _WAIT_FOR_PRODUCERS = 5.0
+
+
+def run_flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    """Run the job `flush`. args: `dataset` (default: all that have a spool), `patient` (skip deferred rows).
+
+    `deferral` is how many seconds rows are deferred, if it is not the default.
+    """
+    wanted = [args["dataset"]] if args.get("dataset") else segments.list_spooled_datasets(context.home)
+    deferral = float(args.get("deferral") or segments.DEFERRAL_SECONDS)
+    reports = flush_datasets(context, wanted, skip_deferred=bool(args.get("patient")), deferral=deferral)
+    return {"datasets": [report.as_json() for report in reports]}
+
+
+def flush_datasets(
+    context: JobContext,
+    names: list[str],
+    *,
+    skip_deferred: bool = False,
+    deferral: float = segments.DEFERRAL_SECONDS,
+) -> list[FlushReport]:
+    """Flush each dataset. An error of one does not stop the others; the first error is raised at the end."""
+    # Not at the top: a lake without Spark uses this module too.
+    with import_lock:
+        from hypaware.lake.spark_table import SparkLake, trim_snapshots
+
+    reports: list[FlushReport] = []
+    errors: list[Exception] = []
+    spark, opened = context.spark, open_home(context.home)
+    if opened.rebuilt:
+        context.note(opened.rebuilt)
+    with closing(opened.store):
+        lake = SparkLake(context.home, spark, opened.identity, context.check_cancelled)
+        progress = partial(context.progress, unit="rows")
+        flusher = Flusher(context.home, opened.store, lake, context.config.flush, progress, context.check_cancelled)
+        for name in list_installed(context, names):
+            try:
+                with commit_lock(name, context.check_cancelled):
+                    report = flusher.flush(datasets.get(name), skip_deferred=skip_deferred, deferral=deferral)
+                    if report.rows.written:
+                        trim_snapshots(context, lake.table(datasets.get(name)), name)
+                for active in report.still_active:
+                    context.note(f"{name}: a running process has not sealed {active}; its rows remain in the spool")
+                reports.append(report)
+            except Cancelled:
+                raise
+            except Exception as error:
+                # Damage shows in many ways; it must not keep the rows of other datasets in the spool.
+                errors.append(error)
+    if errors:
+        raise errors[0]
+    return reports
+
+
+def list_installed(context: JobContext, names: list[str]) -> list[str]:
+    """Return the datasets that are installed. Rows of the others stay in the spool until their plugin returns."""
+    known = datasets.list_names()
+    for name in names:
+        if name not in known:
+            context.note(f"{name}: this dataset is not installed; its rows remain in {context.home.spool / name}")
+    return [name for name in names if name in known]
 
 
 @dataclass
@@ -122,12 +186,10 @@ class Flusher:
         dataset = target.dataset.name
         with telemetry.span("cache.flush", component="lake", operation="flush", hyp_dataset=dataset) as span:
             started = time.monotonic()
-            flush = commit.reserve_segments(target, [(segment.name, segment.rows) for segment in chosen])
             try:
-                with commit.discard_on_error(target, flush):
+                with commit.reserve_segments(target, [(segment.name, segment.rows) for segment in chosen]) as flush:
                     settings = plan_build(target, flush, target.table.gateway_id)
-                    tasks = _make_tasks(target, flush, settings, {segment.name: segment.path for segment in chosen})
-                    built = poison.build_segments(self.home, target.lake, flush, tasks)
+                    built = build_segments(target, flush, settings, {each.name: each.path for each in chosen})
                     prepared = prepare_flush(target, flush, settings, built)
             except PoisonRows:
                 # The segments stay in the spool. After the second failure, the next try isolates the poison rows.
@@ -161,7 +223,7 @@ class Flusher:
             return []
         with self.store.reading() as connection:
             attempts = flushes.segment_attempts(connection, waiting[0].dataset)
-        trusted = [segment for segment in waiting if attempts.get(segment.name, 0) < poison.MAX_SHARED_ATTEMPTS]
+        trusted = [segment for segment in waiting if attempts.get(segment.name, 0) < MAX_SHARED_ATTEMPTS]
         chosen: list[Segment] = []
         rows = size = 0
         for segment in _readable(trusted, unreadable):
@@ -176,26 +238,6 @@ class Flusher:
         # The one that failed least: if the engine dies of another one again and again, this one is not held up.
         suspects = sorted(waiting, key=lambda segment: attempts.get(segment.name, 0))[len(trusted) :]
         return list(islice(_readable(suspects, unreadable), 1))
-
-
-def _make_tasks(target: OpenTable, flush: Flush, settings: BuildSettings, paths: dict[str, Path]) -> list[SegmentTask]:
-    """Split segments into tasks of about equal bytes; large segments are divided, small ones share a task."""
-    groups: list[list[SegmentSlice]] = [[]]
-    filled = 0
-    for segment in flush.segments:
-        path = paths[segment.name]
-        size = path.stat().st_size
-        slices = max(1, min(segment.rows, -(-size // _SLICE_BYTES)))
-        for start, stop in pairwise(segment.rows * part // slices for part in range(slices + 1)):
-            if filled >= _SLICE_BYTES:
-                groups.append([])
-                filled = 0
-            groups[-1].append(SegmentSlice(segment.name, path, segment.base, start, stop))
-            filled += size // slices
-    has_deferrable = any(segments.is_deferrable(segment.name) for segment in flush.segments)
-    # Hooks often note these facts after the first exchange, so deferred rows get them when they are built.
-    facts = session_context.all_session_columns(target.home.root) if has_deferrable else {}
-    return [SegmentTask(settings, tuple(group), facts) for group in groups if group]
 
 
 def _readable(chosen: Iterable[Segment], unreadable: dict[Path, OSError]) -> Iterator[Segment]:

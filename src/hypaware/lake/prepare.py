@@ -18,6 +18,7 @@ import base64
 from array import array
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ import pyarrow.parquet as pq
 from hypaware import faults
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files
-from hypaware.lake import dedupe, health, lost_rows, poison, settlements, tombstones
+from hypaware.lake import dedupe, health, lost_rows, settlements, tombstones
 from hypaware.lake.build import (
     BuildFailure,
     BuildResult,
@@ -41,6 +42,7 @@ from hypaware.lake.build import (
 )
 from hypaware.lake.dedupe import Matches
 from hypaware.lake.row_keys import MatchKey, unpack_keys
+from hypaware.lake.segment_build import failed_build_error
 from hypaware.lake.table import OpenTable
 from hypaware.lake.tombstones import Tombstones
 from hypaware.model import canonical, datasets
@@ -111,7 +113,7 @@ def prepare_flush(
     """Prepare what the tasks of a flush have built. Raise PoisonRows or Retryable if one of them failed."""
     index, dataset, marks = target.index, target.dataset, settings.tombstones
     if failures := [each for each in results if isinstance(each, BuildFailure)]:
-        raise poison.failed_build_error(dataset.name, failures)
+        raise failed_build_error(dataset.name, failures)
     succeeded = (each for each in results if isinstance(each, BuildResult))
     built = [drop_withdrawn(result) if result.withdrawn else result for result in succeeded]
     if any(result.match_keys.has_live for result in built) and not index.has_match_keys(dataset.name):
@@ -130,7 +132,11 @@ def prepare_flush(
     matches, copies = Matches(), list[MatchKey]()
     if any(len(result.match_keys) for result in built):
         copies = dedupe.find_copies(index, built, by_key) if index.has_match_keys(dataset.name) else []
-        matches = dedupe.find_matches(index, built, by_key.excluded | purged.written | restored.keys(), copies)
+        excluded = by_key.excluded | purged.written | restored.keys()
+        unmatched = (each for result in built for each in result.match_keys if each.seq not in excluded)
+        new = sorted(unmatched, key=attrgetter("seq"))
+        # Live rows match copies all the same, although those become no rows.
+        matches = dedupe.match_rows(new, [*index.find_unmatched(each.hash for each in new), *copies])
     superseded, upgrades = {**by_key.superseded, **matches.superseded}, {**by_key.upgrades, **matches.upgrades}
     kept_seqs = {**superseded, **upgrades}
     aliases = [(key, kept_seqs[seq]) for key, seq in _all_keys(built) if seq in kept_seqs]

@@ -29,7 +29,7 @@ from hypaware.iceberg import commit_times, fsync, metadata
 from hypaware.iceberg.metadata import DataFile, TableField, TableMetadata, local_path
 from hypaware.lake import build, schema, snapshots
 from hypaware.lake.build import BuildFailure, BuildResult, BuildWatcher, BuiltFile, Task, WatchedTask
-from hypaware.lake.poison import ENGINE_DIED
+from hypaware.lake.segment_build import ENGINE_DIED
 from hypaware.lake.table import NotCommitted, TableChange
 from hypaware.model import datasets
 from hypaware.model.datasets import BATCH_ID, GATEWAY, SEQ, SOURCE, Dataset

@@ -18,7 +18,7 @@ from hypaware import telemetry
 from hypaware.engine.jobs import JobContext
 from hypaware.errors import Cancelled, HypError, UsageError
 from hypaware.lake import health
-from hypaware.lake.jobs import flush_datasets
+from hypaware.lake.flush import flush_datasets
 from hypaware.model import datasets
 from hypaware.query import errors, formats, guard, views
 from hypaware.spool import segments

@@ -26,6 +26,7 @@ from hypaware.export.stream_locks import lock_streams
 from hypaware.iceberg import metadata
 from hypaware.lake import commit, health
 from hypaware.lake.build import BuildSettings
+from hypaware.lake.flush import flush_datasets
 from hypaware.lake.locks import commit_lock
 from hypaware.lake.prepare import PreparedFlush, plan_build, prepare_flush
 from hypaware.lake.table import LakeBackend, OpenTable
@@ -72,13 +73,12 @@ def import_cache(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _takeover_context(context: JobContext, opened: OpenHome) -> TakeoverContext:
-    from hypaware.lake import jobs
     from hypaware.lake.spark_table import SparkLake
 
     def flush(dataset: Dataset) -> None:
         if health.has_pending_rows(context.home, [dataset.name]):
             try:
-                jobs.flush_datasets(context, [dataset.name])
+                flush_datasets(context, [dataset.name])
             except SegmentUnreadable as error:
                 context.note(error.message)
 
@@ -171,8 +171,7 @@ def _import_dataset(
     if not survey.due and not survey.spools and not any(each.advances for each in positions):
         return {each: each.seq for each in positions}
     with telemetry.span("cache.flush", component="takeover", operation="import_cache", hyp_dataset=name) as span:
-        flush = commit.reserve_import(target, numbering.size)
-        with commit.discard_on_error(target, flush):
+        with commit.reserve_import(target, numbering.size) as flush:
             pieces = build_pieces(numbering, flush.after, terms)
             settings = plan_build(target, flush, target.table.gateway_id)
             built = target.lake.run(list(_build_tasks(pieces, settings)))

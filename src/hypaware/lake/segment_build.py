@@ -1,4 +1,4 @@
-"""Build the files of a flush, and find poison: rows that make a build fail or take the engine down.
+"""Build the files of a flush from its segments, and find poison: rows that make a build fail or take the engine down.
 
 A segment may fail MAX_SHARED_ATTEMPTS times together with others; a death of the engine counts as a failure. The next
 time it is built alone, and halved until the poison rows are found. A row that fails alone becomes a reject. So does a
@@ -13,27 +13,85 @@ the engine, so every death halves what is left to search.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hypaware import faults
 from hypaware.errors import HypError, Retryable
-from hypaware.home import Home, durable_files
-from hypaware.lake.build import BuildFailure, BuildResult, Reject
-from hypaware.lake.segment_tasks import SegmentSlice, SegmentTask
-from hypaware.lake.table import LakeBackend
+from hypaware.home import Home, durable_files, session_context
+from hypaware.lake.build import BuildFailure, BuildResult, BuildSettings, Reject, SliceUnreadable, build_rows
+from hypaware.lake.table import LakeBackend, OpenTable
+from hypaware.model import datasets
+from hypaware.model.datasets import Dataset, Row, RowRejected
 from hypaware.spool import segments
 from hypaware.state.flushes import Flush
 
 MAX_SHARED_ATTEMPTS = 2
 ENGINE_DIED = "engine_died"
 _MAX_DEATHS = 3
+_SLICE_BYTES = 8 << 20
 _before_build = faults.crash_point("lake.poison.before-build", "a slice of a suspected segment is about to be built")
 _Slice = tuple[int, int]
+SessionFactsById = Mapping[str, Mapping[str, str]]
+"""Session id → columns."""
+
+
+@dataclass(frozen=True)
+class SegmentSlice:
+    """Lines [start, stop) of a segment whose first row has the sequence `base`."""
+
+    segment: str
+    path: Path
+    base: int
+    start: int
+    stop: int
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        try:
+            with open(self.path, "rb") as file:
+                yield from itertools.islice(enumerate(file), self.start, self.stop)
+        except OSError as error:
+            raise SliceUnreadable(self.segment, error) from error
+
+
+@dataclass(frozen=True)
+class SegmentTask:
+    settings: BuildSettings
+    slices: tuple[SegmentSlice, ...]
+    facts: SessionFactsById = field(default_factory=dict)
+    """Facts about sessions that became known after their rows were recorded."""
+
+    def run(self) -> BuildResult:
+        built = BuildResult()
+        first_seq = self.slices[0].base + self.slices[0].start
+        return build_rows(self.settings, first_seq, self._rows(built), built)
+
+    def _rows(self, built: BuildResult) -> Iterator[tuple[int, Row]]:
+        dataset = datasets.get(self.settings.dataset)
+        for piece in self.slices:
+            for ordinal, line in piece.lines():
+                try:
+                    row = segments.decode_line(dataset, line, ordinal)
+                except RowRejected as reason:
+                    built.rejects.append(Reject(piece.segment, ordinal, str(reason), line))
+                    continue
+                if self.facts:
+                    fill_session_facts(dataset, row, self.facts)
+                yield piece.base + ordinal, row
+
+
+def fill_session_facts(dataset: Dataset, row: Row, facts: SessionFactsById) -> None:
+    """Fill the empty columns of a live row. A native row already has all facts that its client knew."""
+    known = facts.get(row.get("session_id", ""))
+    if known and not row.get("cwd") and dataset.match_rules is not None and dataset.match_rules.may_be_live(row):
+        for name, value in known.items():
+            if name in dataset.coercers and not row.get(name):
+                row[name] = value
 
 
 class PoisonRows(HypError):
@@ -44,13 +102,17 @@ class PoisonRows(HypError):
         self.segments = segments
 
 
-def build_segments(home: Home, lake: LakeBackend, flush: Flush, tasks: Sequence[SegmentTask]) -> list[BuildResult]:
+def build_segments(
+    target: OpenTable, flush: Flush, settings: BuildSettings, paths: Mapping[str, Path]
+) -> list[BuildResult]:
+    """Build the segments of a flush, whose files are given by name. Raise PoisonRows or Retryable if that fails."""
+    tasks = _make_tasks(target.home, flush, settings, paths)
     if any(segment.attempts > MAX_SHARED_ATTEMPTS for segment in flush.segments):
         # A suspected segment is flushed alone.
-        search = PoisonSearch(search_path(home, flush.dataset, flush.segments[0].name))
+        search = PoisonSearch(search_path(target.home, flush.dataset, flush.segments[0].name))
         single = [replace(task, slices=(each,)) for task in tasks for each in task.slices]
-        return [built for task in single for built in _bisect_poison(lake, task, search)]
-    results = lake.run(tasks)
+        return [built for task in single for built in _bisect_poison(target.lake, task, search)]
+    results = target.lake.run(tasks)
     failed = [(task, each) for task, each in zip(tasks, results, strict=True) if isinstance(each, BuildFailure)]
     if failed:
         blamed = [
@@ -60,6 +122,26 @@ def build_segments(home: Home, lake: LakeBackend, flush: Flush, tasks: Sequence[
         ]
         raise failed_build_error(flush.dataset, [failure for _, failure in failed], tuple(blamed))
     return [result for result in results if isinstance(result, BuildResult)]
+
+
+def _make_tasks(home: Home, flush: Flush, settings: BuildSettings, paths: Mapping[str, Path]) -> list[SegmentTask]:
+    """Split segments into tasks of about equal bytes; large segments are divided, small ones share a task."""
+    groups: list[list[SegmentSlice]] = [[]]
+    filled = 0
+    for segment in flush.segments:
+        path = paths[segment.name]
+        size = path.stat().st_size
+        slices = max(1, min(segment.rows, -(-size // _SLICE_BYTES)))
+        for start, stop in itertools.pairwise(segment.rows * part // slices for part in range(slices + 1)):
+            if filled >= _SLICE_BYTES:
+                groups.append([])
+                filled = 0
+            groups[-1].append(SegmentSlice(segment.name, path, segment.base, start, stop))
+            filled += size // slices
+    has_deferrable = any(segments.is_deferrable(segment.name) for segment in flush.segments)
+    # Hooks often note these facts after the first exchange, so deferred rows get them when they are built.
+    facts = session_context.all_session_columns(home.root) if has_deferrable else {}
+    return [SegmentTask(settings, tuple(group), facts) for group in groups if group]
 
 
 def failed_build_error(dataset: str, failures: Sequence[BuildFailure], blamed: tuple[str, ...] = ()) -> HypError:
