@@ -14,7 +14,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypaware.backfill.import_job import make_tasks, run_providers, split_into_batches, survey_for_report
+from hypaware.backfill.import_job import (
+    BATCH_BYTES,
+    ImportBatch,
+    group_by_size,
+    make_tasks,
+    run_providers,
+    survey_for_report,
+)
 from hypaware.backfill.report import ImportReport, redirect_stdout
 from hypaware.backfill.request import ImportArguments, ImportPolicy
 from hypaware.backfill.source_rows import ImportContext, SourceTask
@@ -56,7 +63,7 @@ def run_dry(home: Home, config: Config, args: Mapping[str, Any], progress: DryRu
         match_native = stones.has_parts or existing.may_match
         settings = BuildSettings(dataset.name, "dry-run", home.lake, {}, gateway_id, stones, match_native)
         after = read = 0
-        for batch in split_into_batches(found.due):
+        for batch in map(ImportBatch, group_by_size(found.due, BATCH_BYTES)):
             counted = []
             for task, result in _run_tasks(make_tasks(batch, context, settings, after)):
                 counted.append(result)

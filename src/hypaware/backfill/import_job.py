@@ -236,7 +236,7 @@ def commit_batches(
     progress: ImportProgress | None = None,
 ) -> None:
     """Commit the due sources. If a source crashes its worker, halve its batch to isolate it; the others continue."""
-    pending = deque(split_into_batches(found.due))
+    pending = deque(ImportBatch(group) for group in group_by_size(found.due, BATCH_BYTES))
     while pending:
         batch = pending.popleft()
         if progress is not None:
@@ -307,17 +307,13 @@ class ImportBatch:
         return max(1, sum(each.max_rows for each in self.due))
 
 
-def split_into_batches(due: Iterable[DueSource]) -> Iterator[ImportBatch]:
-    return (ImportBatch(tuple(group)) for group in _group_by_size(due, BATCH_BYTES))
-
-
 def make_tasks(batch: ImportBatch, context: ImportContext, settings: BuildSettings, after: int) -> list[SourceTask]:
     """Return the tasks of a batch. Each source has its own range of sequences; the first begins after `after`."""
     sources, first_seq = [], after + 1
     for each in batch.due:
         sources.append(SourcePiece(context, first_seq, each.max_rows, each.snapshot))
         first_seq += each.max_rows
-    tasks = [SourceTask(settings, tuple(group)) for group in _group_by_size(sources, _TASK_BYTES)]
+    tasks = [SourceTask(settings, group) for group in group_by_size(sources, _TASK_BYTES)]
     # The largest tasks start first, so that none of them runs alone at the end.
     return sorted(tasks, key=lambda task: -task.bytes)
 
@@ -325,14 +321,15 @@ def make_tasks(batch: ImportBatch, context: ImportContext, settings: BuildSettin
 _Sized = TypeVar("_Sized", DueSource, SourcePiece)
 
 
-def _group_by_size(items: Iterable[_Sized], limit: int) -> Iterator[list[_Sized]]:
+def group_by_size(items: Iterable[_Sized], limit: int) -> Iterator[tuple[_Sized, ...]]:
+    """Group neighbouring sources, up to `limit` bytes each; a larger source is a group of its own."""
     group: list[_Sized] = []
     filled = 0
     for item in items:
         if group and filled + item.snapshot.size > limit:
-            yield group
+            yield tuple(group)
             group, filled = [], 0
         group.append(item)
         filled += item.snapshot.size
     if group:
-        yield group
+        yield tuple(group)

@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hypaware import plugins
-from hypaware.clients.client import ImportItem, Materializer, Provenance, Provider, ProviderEvent, Source
+from hypaware.clients.client import (
+    Environment,
+    ImportItem,
+    Materializer,
+    Provenance,
+    Provider,
+    ProviderEvent,
+    Source,
+)
 from hypaware.errors import HypError
 from hypaware.model import datasets
 from hypaware.model.columns import preview
@@ -177,73 +185,80 @@ class ProviderFault(HypError):
         return type(self), (self.kind, self.message)
 
 
+def find_sources(provider: Provider, environment: Environment) -> Iterator[Source | ProviderEvent]:
+    """Yield the sources and events of `find`; raise ProviderFault if it fails or yields anything else."""
+    try:
+        for raw in provider.find(environment):
+            found = _from_mapping(raw) if isinstance(raw, Mapping) else raw
+            match found:
+                case Source(Path(), rows) if rows is None or (type(rows) is int and 0 <= rows <= _MAX_ROWS):
+                    yield found
+                case ProviderEvent():
+                    yield _check_event(found)
+                case ImportItem():
+                    raise _invalid_yield("`find` yielded an item; only `read` may yield items")
+                case _:
+                    raise _invalid_yield(f"`find` yielded {preview(raw)}, which is neither a file nor an event")
+    except ProviderFault:
+        raise
+    except Exception as error:
+        raise ProviderFault(
+            "provider_error", f"searching for sources failed: {type(error).__name__}: {error}"
+        ) from error
+
+
 def validate_yield(raw: Any, provider: Provider, materializers: MaterializerRegistry) -> ImportItem | ProviderEvent:
     """Return an item or event of `read` as a dataclass; raise ProviderFault if it is invalid."""
-    found = _to_dataclass(raw)
+    found = _from_mapping(raw) if isinstance(raw, Mapping) else raw
     if isinstance(found, ProviderEvent):
-        return found
-    if found.dataset not in provider.datasets:
+        return _check_event(found)
+    if not isinstance(found, ImportItem):
+        raise _invalid_yield(f"the provider yielded {preview(raw)}, which is neither an item nor an event")
+    dataset, kind = _require_text("dataset", found.dataset), _require_text("kind", found.kind)
+    provenance = _make_provenance(found.provenance)
+    if dataset not in provider.datasets:
         declared = ", ".join(provider.datasets)
         raise ProviderFault(
-            "dataset_mismatch",
-            f"the provider yielded an item for {preview(found.dataset)}, but declares only {declared}",
+            "dataset_mismatch", f"the provider yielded an item for {preview(dataset)}, but declares only {declared}"
         )
-    if found.dataset not in datasets.list_names():
-        raise ProviderFault("dataset_not_registered", f"no dataset {found.dataset} is registered")
-    materializer = materializers.get(found.kind)
+    if dataset not in datasets.list_names():
+        raise ProviderFault("dataset_not_registered", f"no dataset {dataset} is registered")
+    materializer = materializers.get(kind)
     if materializer is None:
         registered = ", ".join(materializers.kinds()) or "none"
-        message = f"there is no materializer for items of kind {preview(found.kind)}; registered: {registered}"
+        message = f"there is no materializer for items of kind {preview(kind)}; registered: {registered}"
         for plugin in materializers.broken:
-            if plugin.name == found.kind:
-                message = f"cannot load the materializer for items of kind {found.kind} from {plugin.distribution}: "
+            if plugin.name == kind:
+                message = f"cannot load the materializer for items of kind {kind} from {plugin.distribution}: "
                 message += str(plugin.error)
         raise ProviderFault("materializer_missing", message)
-    if materializer.dataset != found.dataset:
+    if materializer.dataset != dataset:
         raise ProviderFault(
             "dataset_mismatch",
-            f"items of kind {found.kind} become rows of {materializer.dataset}, but this one is for {found.dataset}",
+            f"items of kind {kind} become rows of {materializer.dataset}, but this one is for {dataset}",
         )
-    return found
+    return ImportItem(dataset, kind, found.value, provenance)
 
 
-def validate_source(raw: Any) -> Source | ProviderEvent:
-    """Return a source or event of `find` as a dataclass; raise ProviderFault if it is invalid."""
-    if isinstance(raw, Source):
-        rows = raw.max_rows
-        if not isinstance(raw.path, Path) or not (rows is None or (type(rows) is int and 0 <= rows <= _MAX_ROWS)):
-            raise _invalid_yield(f"`find` yielded {preview(raw)}, which is not a file")
-        return raw
-    found = _to_dataclass(raw)
-    if isinstance(found, ImportItem):
-        raise _invalid_yield("`find` yielded an item; only `read` may yield items")
-    return found
-
-
-def _to_dataclass(raw: Any) -> ImportItem | ProviderEvent:
-    found = raw
-    if isinstance(raw, Mapping) and not _ITEM_KEYS.isdisjoint(raw):
+def _from_mapping(raw: Mapping[Any, Any]) -> ImportItem | ProviderEvent | Mapping[Any, Any]:
+    """Return the item or event that a mapping describes, unchecked, or the mapping if it describes neither."""
+    if not _ITEM_KEYS.isdisjoint(raw):
         _check_keys("an item", raw, _ITEM_KEYS)
-        found = ImportItem(raw["dataset"], raw["kind"], raw["value"], raw["provenance"])
-    elif isinstance(raw, Mapping) and ("event" in raw or "name" in raw):
+        return ImportItem(raw["dataset"], raw["kind"], raw["value"], raw["provenance"])
+    if "event" in raw or "name" in raw:
         rest = dict(raw)
         name = rest.pop("event") if "event" in rest else rest.pop("name")
-        found = ProviderEvent(name, rest["facts"] if rest.keys() == {"facts"} else rest)
-    if isinstance(found, ImportItem):
-        return ImportItem(
-            _require_text("dataset", found.dataset),
-            _require_text("kind", found.kind),
-            found.value,
-            _make_provenance(found.provenance),
-        )
-    if not isinstance(found, ProviderEvent):
-        raise _invalid_yield(f"the provider yielded {preview(raw)}, which is neither an item nor an event")
+        return ProviderEvent(name, rest["facts"] if rest.keys() == {"facts"} else rest)
+    return raw
+
+
+def _check_event(found: ProviderEvent) -> ProviderEvent:
     name, facts = found.name, found.facts
     if not _matches(_EVENT_NAME, name):
         raise _invalid_yield(f"an event name must consist of a-z, 0-9 and _, but this one is {preview(name)}")
     if not isinstance(facts, Mapping) or not all(isinstance(key, str) for key in facts):
         raise _invalid_yield(f"the facts of the event {name} are {preview(facts)}, not a mapping with text keys")
-    return ProviderEvent(name, facts)
+    return found
 
 
 def _make_provenance(given: Any) -> Provenance:

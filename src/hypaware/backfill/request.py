@@ -19,18 +19,18 @@ from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
+from hypaware import telemetry
 from hypaware.backfill.providers import RESERVED, ProviderRegistry, RegisteredProvider
 from hypaware.clients.reader import TimeWindow
 from hypaware.config import ClientConfig, Config, PrivacyConfig, RedactionConfig
 from hypaware.errors import HypError, UsageError
 from hypaware.home import Home
 from hypaware.model.columns import format_timestamp
-from hypaware.model.datasets import Dataset, Row
 from hypaware.model.dates import parse_date
 from hypaware.model.privacy_class import PrivacyClass
 from hypaware.privacy import policy
 from hypaware.privacy.policy import IGNORED_BY_SESSION, PrivacyPolicy
-from hypaware.privacy.redact import Redaction, load_marker_key, redact_row, redact_text
+from hypaware.privacy.redact import Redaction, load_marker_key, redact_text
 from hypaware.state.flushes import SourceCheckpoint
 from hypaware.text import did_you_mean
 
@@ -46,19 +46,9 @@ FolderAndSession = tuple[str | None, str | None]
 class ImportRequest:
     selection: ProviderSelection
     window: TimeWindow
-    retention_days: int
     environment: Mapping[str, str]
-
-    def as_args(self, run_id: str) -> dict[str, Any]:
-        """Return the arguments of the engine job, as plain JSON."""
-        return {
-            "providers": [each.name for each in self.selection.chosen],
-            "since": self.window.since,
-            "until": self.window.until,
-            "retention_days": self.retention_days,
-            "environment": dict(self.environment),
-            "run_id": run_id,
-        }
+    args: dict[str, Any]
+    """The arguments of the engine job, as plain JSON."""
 
 
 def parse_request(
@@ -83,12 +73,16 @@ def parse_request(
         # The engine has another working directory.
         if value and not Path(value).is_absolute() and Path(value).exists():
             found[name] = str(Path(value).absolute())
-    return ImportRequest(
-        selection=selection,
-        window=window,
-        retention_days=default if retention_days is None else retention_days,
-        environment={**found, "HYP_HOME": str(home.root)},
-    )
+    environment = {**found, "HYP_HOME": str(home.root)}
+    args = {
+        "providers": [each.name for each in selection.chosen],
+        "since": window.since,
+        "until": window.until,
+        "retention_days": default if retention_days is None else retention_days,
+        "environment": environment,
+        "run_id": telemetry.dev_run_id(),
+    }
+    return ImportRequest(selection, window, environment, args)
 
 
 @dataclass(frozen=True)
@@ -238,9 +232,6 @@ class ImportFilter:
                 reason = SESSION_IGNORED if verdict.reason == IGNORED_BY_SESSION else FOLDER_IGNORED
             self.reasons[pair] = reason
             return reason
-
-    def redact(self, dataset: Dataset, row: Row) -> Row:
-        return redact_row(dataset, row, self.redaction)[0] if self.redaction else row
 
     def redact_text(self, text: bytes) -> bytes:
         if self.redaction is None:

@@ -25,6 +25,7 @@ from hypaware.clients.client import ImportItem, InvalidItem, Materializer, Provi
 from hypaware.clients.reader import SourceChanged, SourceReader, SourceSnapshot
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset, Row, coerce_row, complete_row
+from hypaware.privacy.redact import redact_row
 from hypaware.state.flushes import SourceCheckpoint
 from hypaware.state.titles import SessionTitle
 
@@ -203,7 +204,9 @@ class SourcePiece:
                     continue
                 if counts:
                     report.totals.add(seq, counts)
-                yield seq, row_filter.redact(dataset, row)
+                if row_filter.redaction is not None:
+                    row, _ = redact_row(dataset, row, row_filter.redaction)
+                yield seq, row
         except InvalidItem as reason:
             raise ProviderFault("invalid_yield", f"an item of kind {item.kind}: {reason}") from None
 

@@ -11,12 +11,12 @@ import os
 import sqlite3
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hypaware.backfill.providers import ProviderFault, validate_source
+from hypaware.backfill.providers import ProviderFault, find_sources
 from hypaware.backfill.request import ImportArguments, ImportPolicy
 from hypaware.clients.client import Environment, Provider, ProviderEvent, Source
 from hypaware.clients.compressed_content import read_head
@@ -146,8 +146,15 @@ def survey_sources(
     """Return the survey of a provider, due sources in import order; `in_order` reads their first bytes for that."""
     found = SourceSurvey()
     seen: set[tuple[int, int] | Path] = set()
-    for number, source in enumerate(_find_sources(provider, environment, found)):
+    number = 0
+    for source in find_sources(provider, environment):
+        if isinstance(source, ProviderEvent):
+            found.events.append(source)
+            if source.name == UNREADABLE:
+                found.skipped[UNREADABLE] += 1
+            continue
         on_progress(number)
+        number += 1
         try:
             status = source.path.stat()
             if not stat.S_ISREG(status.st_mode):
@@ -185,24 +192,6 @@ def encode_path(path: str | Path) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         return f"{raw.decode('utf-8', 'backslashreplace')} [{hashlib.sha256(raw).hexdigest()[:16]}]"
-
-
-def _find_sources(provider: Provider, environment: Environment, survey: SourceSurvey) -> Iterator[Source]:
-    try:
-        for raw in provider.find(environment):
-            source = validate_source(raw)
-            if isinstance(source, Source):
-                yield source
-                continue
-            survey.events.append(source)
-            if source.name == UNREADABLE:
-                survey.skipped[UNREADABLE] += 1
-    except ProviderFault:
-        raise
-    except Exception as error:
-        raise ProviderFault(
-            "provider_error", f"searching for sources failed: {type(error).__name__}: {error}"
-        ) from error
 
 
 def pin_source(

@@ -55,7 +55,6 @@ def backfill(
     Without PROVIDER, import from every enabled client. You can run it again at any time: nothing is imported twice, and
     unchanged files are not even opened.
     """
-    from hypaware import telemetry
     from hypaware.backfill.providers import load_providers
     from hypaware.backfill.report import find_failure
     from hypaware.backfill.request import parse_request
@@ -76,7 +75,7 @@ def backfill(
         now=datetime.now(UTC),
         variables=_variables(),
     )
-    args = request.as_args(telemetry.dev_run_id())
+    args = request.args
     if reason := request.selection.why_none:
         output.note(f"nothing to import: {reason}")
         output.emit_document({"run_id": args["run_id"], "dry_run": dry_run, "providers": [], "reason": reason})
@@ -129,7 +128,6 @@ def list_() -> None:
 @json_option
 def plan(providers: tuple[str, ...], retention_days: int | None) -> None:
     """Estimate how much an import would read."""
-    from hypaware import telemetry
     from hypaware.backfill.providers import load_providers
     from hypaware.backfill.report import find_failure, make_plan
     from hypaware.backfill.request import parse_request
@@ -147,7 +145,7 @@ def plan(providers: tuple[str, ...], retention_days: int | None) -> None:
         now=datetime.now(UTC),
         variables=_variables(),
     )
-    args = request.as_args(telemetry.dev_run_id())
+    args = request.args
     if reason := request.selection.why_none:
         output.note(f"nothing to import: {reason}")
         output.emit_document({"run_id": args["run_id"], "providers": [], "reason": reason})

@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hypaware import telemetry
 from hypaware.config import ClientConfig, Config
 from hypaware.daemon.status_file import StatusFile
 from hypaware.engine import client
@@ -223,12 +222,11 @@ class ImportTask:
             request = parse_request(
                 self._home, config, providers, names=names, since=since or None, now=now, variables=variables
             )
-            args = request.as_args(telemetry.dev_run_id())
-            planned = make_plan(self._home, config, args)["providers"]
+            planned = make_plan(self._home, config, request.args)["providers"]
             # A provider that cannot be surveyed reports its error when the engine runs it.
             due = [each["provider"] for each in planned if each["plan"] is None or each["plan"]["estimated_items"]]
             if due:
-                jobs.append({**args, "providers": due, "patient": True})
+                jobs.append({**request.args, "providers": due, "patient": True})
         return jobs
 
     def _report(self, providers: list[dict[str, Any]]) -> None:

@@ -198,7 +198,7 @@ def import_history(plan: SetupPlan, merged: MergedConfig, listener: SetupListene
         none_found = "no client found on this machine"
         why = none_found if plan.choices.clients is None else "no chosen client keeps history"
         return SetupStep("import", "skipped", why, ("hyp backfill list",))
-    args = request.as_args(telemetry.dev_run_id())
+    args = request.args
     with _import_span(plan, args, dry_run=dry_run, consent=plan.choices.imports) as span:
         if not plan.choices.imports:
             span.set(providers_run=0, rows_written=0)
@@ -234,8 +234,7 @@ def import_history(plan: SetupPlan, merged: MergedConfig, listener: SetupListene
 def record_cancelled_consent(plan: SetupPlan, clients: Sequence[str], config: Config) -> None:
     """Record in telemetry that the user cancelled at the question about the import."""
     if (request := build_request(plan, config, clients)) is not None:
-        args = request.as_args(telemetry.dev_run_id())
-        with _import_span(plan, args, dry_run=False, consent=False, consent_cancelled=True) as span:
+        with _import_span(plan, request.args, dry_run=False, consent=False, consent_cancelled=True) as span:
             span.set(providers_run=0, rows_written=0)
             span.status("cancelled")
 

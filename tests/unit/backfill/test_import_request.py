@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hypaware import telemetry
 from hypaware.backfill.providers import ProviderRegistry
 from hypaware.backfill.request import ImportRequest, parse_request
 from hypaware.config import ClientConfig, Config, RetentionConfig
@@ -121,15 +122,15 @@ def test_providers_see_only_the_variables_that_they_request() -> None:
 def test_job_arguments_are_plain_json() -> None:
     config = Config(retention=RetentionConfig(default_days=30))
 
-    assert parse(registered(*BOTH), config, names=["diary"], until="1d").as_args("run-1") == {
+    assert parse(registered(*BOTH), config, names=["diary"], until="1d").args == {
         "providers": ["diary"],
         "since": "2026-10-16T00:00:00.000000Z",
         "until": "2026-11-14T00:00:00.000000Z",
         "retention_days": 30,
         "environment": {"HOME": "/home/dev", "HYP_HOME": "/home/dev/.hyp"},
-        "run_id": "run-1",
+        "run_id": telemetry.dev_run_id(),
     }
-    assert parse(registered(*BOTH), config, retention_days=0).as_args("run-1")["retention_days"] == 0
+    assert parse(registered(*BOTH), config, retention_days=0).args["retention_days"] == 0
 
 
 @pytest.mark.hazard(49)

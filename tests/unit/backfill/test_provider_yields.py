@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hypaware.backfill.providers import MaterializerRegistry, ProviderFault, validate_source, validate_yield
+from hypaware.backfill.providers import MaterializerRegistry, ProviderFault, find_sources, validate_yield
 from hypaware.backfill.request import UNRESTRICTED
 from hypaware.backfill.source_rows import ImportContext, SourcePiece, SourceReport
 from hypaware.clients.client import ImportItem, InvalidItem, Materializer, Provenance, ProviderEvent, Source
@@ -34,8 +34,11 @@ class Diary:
     datasets: tuple[str, ...] = (DATASET, "diary_pages")
     environment = ()
 
+    def __init__(self, *found: Any) -> None:
+        self._found = found
+
     def find(self, environment: Any) -> Iterator[Any]:
-        yield from ()
+        yield from self._found
 
     def first_time(self, head: bytes) -> str | None:
         return None
@@ -200,10 +203,10 @@ def test_a_value_that_the_materializer_rejects_fails_the_provider() -> None:
 def test_find_yields_files_and_events() -> None:
     found = Source(Path("/home/dev/.diary/monday"), 7)
 
-    assert validate_source(found) is found
-    assert validate_source({"event": "unsupported_location", "path": "/a"}) == ProviderEvent(
-        "unsupported_location", {"path": "/a"}
-    )
+    assert list(find_sources(Diary(found, {"event": "unsupported_location", "path": "/a"}), {})) == [
+        found,
+        ProviderEvent("unsupported_location", {"path": "/a"}),
+    ]
 
 
 @pytest.mark.hazard(48)
@@ -220,6 +223,6 @@ def test_find_yields_files_and_events() -> None:
 )
 def test_an_invalid_value_from_find_fails_the_provider(thing: Any) -> None:
     with pytest.raises(ProviderFault) as caught:
-        validate_source(thing)
+        list(find_sources(Diary(thing), {}))
 
     assert caught.value.kind == "invalid_yield"
