@@ -157,10 +157,15 @@ class ExchangeWriter:
     def _build_rows(self, decoded: DecodedExchange, projection: Projection, redactions: Counter[str]) -> ExchangeRows:
         with self._lock:
             raw = build_raw_row(decoded, projection, self._parts)
-        row, is_complete = coerce_exchange(raw.row, self._gateway_id)
+        is_complete = True
+        try:
+            row = coerce_row(AI_GATEWAY_EXCHANGES, raw.row, self._gateway_id)
+        except RowRejected as reason:
+            is_complete = False
+            row = coerce_row(AI_GATEWAY_EXCHANGES, drop_bodies(raw.row, reason), self._gateway_id)
         native, fallback, rejected = coerce_messages(projection.rows, self._gateway_id)
-        for reason in rejected:
-            log.warning("exchange %s: a message that does not fit will be rejected: %s", decoded.exchange_id, reason)
+        for column in rejected:
+            log.warning("exchange %s: a message that does not fit will be rejected: %s", decoded.exchange_id, column)
 
         def on_stored() -> None:
             with self._lock:
@@ -224,14 +229,11 @@ def coerce_messages(rows: Sequence[Row], gateway_id: str) -> tuple[list[Row], li
     return native, fallback, rejected
 
 
-def coerce_exchange(row: Row, gateway_id: str) -> tuple[Row, bool]:
-    """Coerce the raw row; return it and whether it is complete. Without its bodies it always fits."""
-    try:
-        return coerce_row(AI_GATEWAY_EXCHANGES, row, gateway_id), True
-    except RowRejected as reason:
-        reduced = {name: value for name, value in row.items() if name not in _BODY_COLUMNS}
-        reduced["error"] = "; ".join(each for each in (row.get("error"), f"not kept: {_column_of(reason)}") if each)
-        return coerce_row(AI_GATEWAY_EXCHANGES, reduced, gateway_id), False
+def drop_bodies(row: Row, reason: RowRejected) -> Row:
+    """Return a raw row that does not fit without its bodies. Then it always fits, and `error` names the column."""
+    reduced = {name: value for name, value in row.items() if name not in _BODY_COLUMNS}
+    reduced["error"] = "; ".join(each for each in (row.get("error"), f"not kept: {_column_of(reason)}") if each)
+    return reduced
 
 
 def is_fallback_row(row: Mapping[str, Any]) -> bool:

@@ -22,8 +22,8 @@ from hypaware.gateway.projection.projector import project_exchange
 from hypaware.gateway.raw_exchanges import reproject_exchanges
 from hypaware.home import Home
 from hypaware.home.session_context import session_columns
-from hypaware.model.datasets import Row, coerce_row
-from hypaware.model.schemas import AI_GATEWAY_MESSAGES
+from hypaware.model.datasets import Row, RowRejected, coerce_row
+from hypaware.model.schemas import AI_GATEWAY_EXCHANGES, AI_GATEWAY_MESSAGES
 from hypaware.privacy import ignored_sessions
 from hypaware.spool import segments
 from hypaware.spool.reader import read_spooled_rows
@@ -301,11 +301,12 @@ def test_a_message_that_does_not_fit_is_kept_with_the_rejects() -> None:
 
 def test_a_raw_row_with_a_body_that_does_not_fit_is_kept_without_it() -> None:
     row = {"exchange_id": "e", "ts_start": "2026-01-01T00:00:00Z", "method": "POST", "path": "/", "error": "cut"}
-    stored, whole = exchange_writer.coerce_exchange(
-        {**row, "response_body": "\ud800", "request_body": "x"}, "gateway-1"
-    )
+    given = {**row, "response_body": "\ud800", "request_body": "x"}
+    with pytest.raises(RowRejected) as caught:
+        coerce_row(AI_GATEWAY_EXCHANGES, given, "gateway-1")
 
-    assert not whole
+    stored = coerce_row(AI_GATEWAY_EXCHANGES, exchange_writer.drop_bodies(given, caught.value), "gateway-1")
+
     assert "response_body" not in stored
     assert stored["error"] == "cut; not kept: column response_body"
 
