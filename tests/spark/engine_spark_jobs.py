@@ -49,11 +49,18 @@ def spin(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def loop(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    """Spark tasks in a tight loop of generated code, which never checks whether it was cancelled."""
+    query = "SELECT count(*) FROM range(4) a, range(300000) b, range(300000) c WHERE (a.id + b.id * c.id) % 7 = 3"
+    return {"count": context.spark.sql(query).collect()[0][0]}
+
+
 def look(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     spark = context.spark.sparkContext
     threads = [thread.getName() for thread in spark._jvm.java.lang.Thread.getAllStackTraces().keySet()]
     return {
         "active": list(spark.statusTracker().getActiveJobsIds()),
+        "tasks": sum(executor.numRunningTasks() for executor in spark._jsc.sc().statusTracker().getExecutorInfos()),
         "group": spark.getLocalProperty("spark.jobGroup.id"),
         "connections": sum(name.startswith("Thread-") for name in threads),
         **_who(context),
@@ -70,4 +77,4 @@ def _write_down(context: JobContext, line: str) -> None:
         happened.write(f"{line}\n")
 
 
-_JOBS: dict[str, Job] = {"count": count, "hold": hold, "spin": spin, "look": look}
+_JOBS: dict[str, Job] = {"count": count, "hold": hold, "spin": spin, "loop": loop, "look": look}

@@ -145,6 +145,25 @@ def test_cancelling_a_job_ends_only_its_own_spark_tasks(spark: Spark, files: dic
     assert spark.run("count")["pid"] == before["pid"]
 
 
+def test_tasks_that_ignore_their_cancellation_do_not_block_the_next_job(spark: Spark) -> None:
+    before = spark.run("count")
+
+    def interrupt() -> None:
+        eventually(lambda: spark.run("look")["tasks"] == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor() as pool:
+        interrupted = pool.submit(interrupt)
+        with pytest.raises(errors.Cancelled):
+            spark.run("loop")
+        interrupted.result()
+
+    after = spark.run("count")
+    assert after["count"] == 10
+    assert after["jvm_pid"] != before["jvm_pid"], "the JVM with the endless tasks was given up"
+    eventually(lambda: not is_alive(before["jvm_pid"]))
+
+
 @pytest.mark.hazard(9)
 def test_the_lake_of_a_killed_engine_is_free_when_its_jvm_has_ended(spark: Spark, files: dict[str, str]) -> None:
     first = spark.run("count")

@@ -127,6 +127,16 @@ class LakeOwner:
         with suppress(Exception):
             self._handle.spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
+    def running_tasks(self) -> int:
+        """Return how many tasks Spark is executing, including those of cancelled jobs that have not ended yet."""
+        if self._handle is None or self.lost:
+            return 0
+        # If the JVM dies now, its tasks end with it.
+        with suppress(Exception):
+            executors = self._handle.spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
+            return sum(executor.numRunningTasks() for executor in executors)
+        return 0
+
     def close(self) -> None:
         if self._handle is None:
             return

@@ -103,6 +103,9 @@ def _accept_until_end(
         if server.lake_owner.lost:
             log.error("Spark's JVM died")
             return GRACE_SECONDS
+        if server.end_if_blocked():
+            log.warning("tasks of a cancelled job do not end")
+            return 0.0
         if server.end_if_idle(idle_timeout):
             log.info("no job for %s seconds", idle_timeout)
             return 0.0

@@ -38,6 +38,9 @@ log = logging.getLogger("hypaware.engine")
 LOG_FORMAT = "%(asctime)s %(process)d %(levelname)s %(message)s"
 CANCEL_SECONDS = 10.0
 _FIRST_JOB_SECONDS = 10.0
+# How long the tasks of a cancelled job may take to end. PySpark kills the worker of such a task after two seconds.
+_TASK_END_SECONDS = 5.0
+_TASK_POLL_SECONDS = 0.1
 _JSON_SCALARS = (str, int, float, bool, type(None))
 
 
@@ -120,6 +123,7 @@ class JobServer:
         self._connections: set[JobConnection] = set()
         self._idle_since = time.monotonic()
         self._served = False
+        self._cancelled_any = False
         self._ending = False
         self._began = time.monotonic()
 
@@ -137,6 +141,22 @@ class JobServer:
                 return False
             self._ending = True
             return True
+
+    def end_if_blocked(self) -> bool:
+        """Stop accepting jobs if no job runs, but tasks of a cancelled one still do.
+
+        Spark can only ask a task to end, and a tight loop never checks. Such a task would keep a core from every later
+        job, so the engine gives up its JVM, and the next job starts another.
+        """
+        with self._changed:
+            if not self._cancelled_any or self._runs or time.monotonic() - self._idle_since < _TASK_END_SECONDS:
+                return False
+            self._cancelled_any = False
+        blocked = self.lake_owner.running_tasks() > 0
+        with self._changed:
+            self._ending = self._ending or (blocked and not self._runs)
+            self._cancelled_any = self._cancelled_any or blocked
+            return self._ending and blocked
 
     def drain(self, grace: float | None, cancel_seconds: float = CANCEL_SECONDS) -> None:
         """Stop accepting jobs and wait for the running ones for `grace` seconds (None: unlimited). Then cancel them,
@@ -205,6 +225,7 @@ class JobServer:
 
     def _accept(self, connection: JobConnection, request: Message) -> JobRun | None:
         run = JobRun(secrets.token_hex(6), str(request.get("job")), connection, self.home, self.lake_owner)
+        self._wait_for_cancelled_tasks()
         with self._changed:
             if self._ending:
                 connection.send({"type": "refused"})
@@ -260,8 +281,18 @@ class JobServer:
             kind="internal",
         )
 
+    def _wait_for_cancelled_tasks(self) -> None:
+        """Return when the tasks of cancelled jobs have ended, another job runs, or the engine is about to end."""
+        while self._cancelled_any and not self._runs and not self._ending and self.lake_owner.running_tasks():
+            if self.end_if_blocked():
+                log.warning("tasks of a cancelled job do not end")
+                self._on_stop(0.0)
+                return
+            time.sleep(_TASK_POLL_SECONDS)
+
     def _cancel(self, run: JobRun) -> None:
         run.cancelled.set()
+        self._cancelled_any = True
         self.lake_owner.cancel(run.id)
 
     def _forget(self, run: JobRun) -> None:

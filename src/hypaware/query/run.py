@@ -111,8 +111,9 @@ def cancel_with(context: JobContext, spark: SparkContext) -> Iterator[None]:
     """Within this context, cancel every Spark job of the group once the engine job is cancelled.
 
     Spark's own cancellation of a job group misses the shuffle stages that adaptive execution submits later, so a query
-    that is cancelled during planning would run to its end.
+    that is cancelled during planning would run to its end. Tasks that wait or sort end only if they are interrupted.
     """
+    spark.setLocalProperty("spark.job.interruptOnCancel", "true")
     group = spark.getLocalProperty("spark.jobGroup.id")
     done = threading.Event()
 
