@@ -21,7 +21,7 @@ HYP_READY := $(VENV)/.hyp-ready
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup engine chromium demo check test forget-flaky lint unit browser spark acceptance real-clients soak
-.PHONY: bench screenshots docs lock clean
+.PHONY: bench screenshots docs dist dist-check lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,12 +75,18 @@ screenshots: chromium ## Renew the pictures of the page in docs/images, from a m
 docs: $(HYP_READY) ## Renew the parts of docs/ that follow from the code
 	@$(BIN)/python -m scripts.reference
 
+dist: $(HYP_READY) ## Build wheel, sdist, SBOM and hashes of the last commit into dist/, reproducibly
+	@$(BIN)/python -m scripts.dist
+
+dist-check: engine ## Install the wheel with pip into an empty environment with an empty cache, and run it there (network)
+	HYP_DIST_CHECK=1 $(PYTEST) -s tests/acceptance/test_wheel.py
+
 lock: $(PYTHON_READY) ## Renew requirements.lock from pyproject.toml
 	@$(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet uv
 	@# What builds the project is locked too, so that it can be installed without a network.
 	printf '%s\n' 'hatchling>=1.27' 'editables>=0.5' | $(BIN)/python -m uv pip compile --quiet --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --upgrade \
-		--group dev --output-file requirements.lock pyproject.toml -
+		--all-extras --group dev --output-file requirements.lock pyproject.toml -
 
 clean: ## Remove .venv and everything else that was made here
 	rm -rf $(VENV) build dist spark-warehouse metastore_db derby.log

@@ -12,11 +12,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+try:
+    from hypaware._version import __version__
+except ImportError:  # Only built packages have that file; a clone has the version that comes next.
+    __version__ = "0.1.0.dev0"
+
 if TYPE_CHECKING:
     from hypaware.api import Lake, open_lake
     from hypaware.spool.writer import Spool
 
-__version__ = "0.1.0"
 __all__ = ["Lake", "Spool", "__version__", "open_lake"]
 _MODULES = {"Lake": "hypaware.api", "open_lake": "hypaware.api", "Spool": "hypaware.spool.writer"}
 
@@ -28,3 +32,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'hypaware' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the public names, also those that are not imported yet."""
+    return sorted(__all__)

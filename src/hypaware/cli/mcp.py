@@ -10,7 +10,7 @@ import click
 
 from hypaware.cli import output
 from hypaware.cli.command import RunnableGroup, json_option
-from hypaware.errors import HypError, NotReady, UsageError
+from hypaware.errors import HypError, UsageError
 from hypaware.home import Home
 from hypaware.text import did_you_mean
 
@@ -53,8 +53,7 @@ def install(client: str, uninstall: bool, dry_run: bool, include_local_only: boo
 
     Only this entry changes, and --uninstall restores the file. Sessions that are already running do not see it.
     """
-    import importlib.util
-
+    from hypaware import extras
     from hypaware.clients.attach import attach_client, detach_client
     from hypaware.clients.mcp_entry import mcp_settings
     from hypaware.state.home_opener import read_identity
@@ -70,10 +69,7 @@ def install(client: str, uninstall: bool, dry_run: bool, include_local_only: boo
         done = detach_client(home, known[client], environment, dry_run=dry_run)
     else:
         read_identity(home, make=False)
-        if importlib.util.find_spec("mcp") is None:
-            raise NotReady(
-                "the MCP SDK is not installed", kind="mcp_not_installed", repair="pip install 'hypaware[mcp]'"
-            )
+        extras.require("mcp")
         done = attach_client(home, known[client], "", environment, dry_run=dry_run)
     report = {
         "client": client,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import click
 
+from hypaware import extras
 from hypaware.cli import output
 from hypaware.cli.command import Group, RunnableGroup, json_option, parse_duration
 from hypaware.gateway.handover import SERVER_PORT
@@ -20,7 +21,8 @@ _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 @click.group("server", cls=Group, examples=["hyp server token create --label alice", "hyp server run"])
 def server() -> None:
-    """Receive the sessions of other machines into the lake of this home."""
+    """Receive the sessions of other machines into the lake of this home. Needs the extra `hypaware[server]`."""
+    extras.require("server")
 
 
 @server.command(

@@ -183,7 +183,8 @@ def spark_jars_folder() -> Path:
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise NotReady("PySpark is not installed", kind="pyspark_missing", repair="pip install hypaware")
-    return Path(spec.origin).parent / "jars"
+    # Installers may link packages from a shared folder; links to the same Spark share one class archive.
+    return Path(spec.origin).resolve().parent / "jars"
 
 
 def build_class_path(own_jars: Sequence[Path]) -> tuple[Path, ...]:

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
+from hypaware.errors import NotReady
+
 if TYPE_CHECKING:
     from hypaware.telemetry.pipeline import TelemetryPipeline
 
@@ -69,10 +71,15 @@ def configure(folder: Path) -> None:
     try:
         import atexit
 
+        from hypaware import extras
+
+        extras.require("telemetry")
         from hypaware.telemetry import pipeline
 
         _pipeline = pipeline.create_file_pipeline(folder) if to_files else pipeline.create_collector_pipeline()
         atexit.register(close)
+    except NotReady as error:
+        sys.stderr.write(f"cannot turn telemetry on: {error.message}; run: {error.repair[0]}\n")
     except Exception as error:
         sys.stderr.write(f"cannot turn telemetry on: {type(error).__name__}: {error}\n")
 

@@ -36,7 +36,7 @@ from urllib.parse import quote
 import orjson
 import pyarrow as pa
 
-from hypaware import faults, plugins
+from hypaware import extras, faults, plugins
 from hypaware.errors import ConfigError
 from hypaware.export import encoders
 from hypaware.export.encoders import Encoder
@@ -249,6 +249,7 @@ def make_store(options: Mapping[str, Any]) -> BlobStore:
         from hypaware.export.sinks.blob.folder import FolderStore
 
         return FolderStore(location)
+    extras.require("s3")
     from hypaware.export.sinks.blob.object_store import BucketStore
 
     return BucketStore(location, options)
