@@ -218,8 +218,26 @@ def assert_sums_agree(index: Index) -> None:
         FROM activity GROUP BY 1, 2, 3"""
     stored = f"SELECT session, model, cwd, first_slot, last_slot, {', '.join(summed)} FROM totals"
     stored_long = f"SELECT session, slot, model, cwd, over, {', '.join(tokens)} FROM long_prompts"
-    for table, query in ((stored, totals), (stored_long, long)):
+    sums = ", ".join(f"sum({name})" for name in tokens)
+    long_totals = f"""SELECT session, model, cwd, over, min(slot), max(slot), {sums} FROM long_prompts
+        GROUP BY 1, 2, 3, 4"""
+    stored_long_totals = (
+        f"SELECT session, model, cwd, over, first_slot, last_slot, {', '.join(tokens)} FROM long_totals"
+    )
+    tools = "SELECT session, tool, min(slot), max(slot), sum(calls), sum(errors) FROM tools GROUP BY 1, 2"
+    stored_tools = "SELECT session, tool, first_slot, last_slot, calls, errors FROM tool_totals"
+    for table, query in (
+        (stored, totals),
+        (stored_long, long),
+        (stored_long_totals, long_totals),
+        (stored_tools, tools),
+    ):
         found, expected = (sorted(map(tuple, index.connection.execute(each))) for each in (table, query))
+        assert found == expected
+    for table in ("totals", "long_totals"):
+        places = f"SELECT session, machine, client FROM {table}"
+        of_sessions = f"SELECT id, machine, client FROM sessions WHERE id IN (SELECT session FROM {table})"
+        found, expected = (set(map(tuple, index.connection.execute(each))) for each in (places, of_sessions))
         assert found == expected
 
 
@@ -228,7 +246,7 @@ def assert_no_orphans(index: Index) -> None:
     blocks = {number for (number,) in run("SELECT id FROM blocks")}
     assert blocks == {number for (number,) in run("SELECT DISTINCT block FROM parts")}
     assert run("SELECT count(*) FROM usage WHERE seq NOT IN (SELECT seq FROM parts)").fetchone()[0] == 0
-    for table in ("activity", "totals", "long_prompts", "tools", "parts", "usage"):
+    for table in (*("activity", "totals", "long_prompts", "long_totals", "tools", "tool_totals", "parts", "usage"),):
         query = f"SELECT count(*) FROM {table} WHERE session NOT IN (SELECT id FROM sessions)"
         assert run(query).fetchone()[0] == 0, table
     for month, count in run("SELECT month, row_count FROM months").fetchall():

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from hypaware.index.figures import read_names
-from hypaware.index.filters import project_of
+from hypaware.index.filters import project_of, read_names
 
 if TYPE_CHECKING:
     from hypaware.index.store import Index

@@ -27,6 +27,13 @@ _COLUMNS = (
     *(SEQ, "gateway_id", "session_id", "message_id", "part_index", "part_type", "provider_type", "content_text"),
     *("tool_args", "attributes"),
 )
+_COUNTED = (*TOKENS, "cache_write_1h")
+_SUMS = (
+    ("totals", "activity", ("model, cwd", ("messages", "turns", "parts", "tool_calls", "errors", *_COUNTED))),
+    ("long_totals", "long_prompts", ("model, cwd, over", _COUNTED)),
+    ("tool_totals", "tools", ("tool", ("calls", "errors"))),
+)
+"""Sums over all slots of a session, the sums by slot, what both are by, and what is added up."""
 _Session = tuple[str, str]
 """Session id and machine."""
 
@@ -88,6 +95,7 @@ class _Comparison:
         # Counts of sessions include rows of the spool, which the lake cannot confirm.
         query = "SELECT DISTINCT session FROM parts WHERE seq >= ?"
         self._compare_sessions({session for (session,) in self._connection.execute(query, (SPOOLED,))})
+        self._compare_sums()
         self._compare_text()
         return self._problems[:_MAX_PROBLEMS]
 
@@ -160,6 +168,19 @@ class _Comparison:
                 self._add(f"session {session_id} has other token counts than the lake")
         for session_id, machine in self._sessions:
             self._add(f"session {session_id} of {machine} is missing")
+
+    def _compare_sums(self) -> None:
+        """Compare the sums over all slots of a session with those by slot."""
+        for totals, by_slot, (keys, summed) in _SUMS:
+            sums = ", ".join(f"sum({name})" for name in summed)
+            added = f"SELECT session, {keys}, min(slot), max(slot), {sums} FROM {by_slot} GROUP BY session, {keys}"
+            stored = f"SELECT session, {keys}, first_slot, last_slot, {', '.join(summed)} FROM {totals}"
+            differing = (
+                f"SELECT session FROM ({added} EXCEPT {stored}) UNION SELECT session FROM ({stored} EXCEPT {added})"
+            )
+            query = f"SELECT session_id FROM sessions WHERE id IN ({differing})"
+            for (session_id,) in self._connection.execute(query):
+                self._add(f"session {session_id} has other {totals.replace('_', ' ')} than its quarters of an hour")
 
     def _compare_text(self) -> None:
         for month, expected in self._connection.execute("SELECT month, row_count FROM months").fetchall():

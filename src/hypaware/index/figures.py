@@ -1,18 +1,19 @@
 """Counts and tokens of the rows that match the filters, added up in any grouping.
 
-Sessions that are inside the window as a whole, and within one day or hour if these are asked for, come from `totals`;
-other whole slots from `activity`, `long_prompts` and `tools`. The slots that the window cuts are computed from `parts`
-and `usage`, only for the sessions that were active in them. So the figures are exact to the microsecond, and no query
-reads all rows.
+Sessions that are inside the window as a whole, and within one day or hour if these are asked for, come from the sums
+over all their slots (`totals`, `long_totals`, `tool_totals`); other whole slots from `activity`, `long_prompts` and
+`tools`. The slots that the window cuts are computed from `parts` and `usage`, only for the sessions that were active in
+them. So the figures are exact to the microsecond, and no query reads all rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import date, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hypaware.index.filters import Filters, filter_rows, filter_totals, split_window
+from hypaware.index.filters import Filters, filter_rows, filter_totals, read_names, split_window
 from hypaware.index.prices import Cost, PriceTable, TokenCounts
 from hypaware.index.schema import (
     IS_CALL,
@@ -31,25 +32,55 @@ if TYPE_CHECKING:
 
 COUNTS = ("messages", "parts", "tool_calls")
 _TOKENS = TokenCounts._fields
-_GROUP = f"p.session, {SLOT_OF} AS slot, coalesce(p.model, 0) AS model, coalesce(p.cwd, 0) AS cwd"
+_PLACE = "p.session, s.machine, s.client"
+_GROUP = f"{_PLACE}, {SLOT_OF} AS slot, coalesce(p.model, 0) AS model, coalesce(p.cwd, 0) AS cwd"
 _TOKEN_SUMS = ", ".join(f"sum(coalesce(u.{name}, 0)) AS {name}" for name in _TOKENS)
-# Each table of sums by slot: its columns, and how they are computed from rows p, u and s.
-_FROM_ROWS = {
-    "activity": f"""SELECT {_GROUP}, count(DISTINCT CASE WHEN {IS_COUNTED} THEN p.message END) AS messages,
-        sum({IS_COUNTED}) AS parts, sum({IS_COUNTED} AND {IS_CALL}) AS tool_calls, {_TOKEN_SUMS}
-        FROM {{rows}} GROUP BY 1, 2, 3, 4""",
-    "long_prompts": f"""SELECT {_GROUP}, {OVER} AS over, {_TOKEN_SUMS}
-        FROM {{rows}} AND {PROMPT_TOKENS} > {min(LONG_PROMPTS)} GROUP BY 1, 2, 3, 4, 5""",
-    "tools": f"""SELECT p.tool, sum({IS_CALL}) AS calls, sum({IS_RESULT} AND {IS_FAILED}) AS errors
-        FROM {{rows}} AND p.tool IS NOT NULL AND {IS_COUNTED} GROUP BY 1""",
-}
-_COLUMNS = {
-    "activity": ("session", "slot", "model", "cwd", *COUNTS, *_TOKENS),
-    "long_prompts": ("session", "slot", "model", "cwd", "over", *_TOKENS),
-    "tools": ("tool", "calls", "errors"),
+
+
+class _SumTable(NamedTuple):
+    """A table of sums by slot."""
+
+    totals: str
+    """The table of its sums over all slots of a session."""
+    keys: tuple[str, ...]
+    """What both are by, next to the session."""
+    sums: tuple[str, ...]
+    from_rows: str
+    """How its rows are computed from rows p, u and s."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.keys, *self.sums)
+
+
+_TABLES = {
+    "activity": _SumTable(
+        "totals",
+        ("model", "cwd"),
+        (*COUNTS, *_TOKENS),
+        f"""SELECT {_GROUP}, count(DISTINCT CASE WHEN {IS_COUNTED} THEN p.message END) AS messages,
+            sum({IS_COUNTED}) AS parts, sum({IS_COUNTED} AND {IS_CALL}) AS tool_calls, {_TOKEN_SUMS}
+            FROM {{rows}} GROUP BY 1, 2, 3, 4, 5, 6""",
+    ),
+    "long_prompts": _SumTable(
+        "long_totals",
+        ("model", "cwd", "over"),
+        _TOKENS,
+        f"""SELECT {_GROUP}, {OVER} AS over, {_TOKEN_SUMS}
+            FROM {{rows}} AND {PROMPT_TOKENS} > {min(LONG_PROMPTS)} GROUP BY 1, 2, 3, 4, 5, 6, 7""",
+    ),
+    "tools": _SumTable(
+        "tool_totals",
+        ("tool",),
+        ("calls", "errors"),
+        f"""SELECT {_PLACE}, {SLOT_OF} AS slot, p.tool, sum({IS_CALL}) AS calls,
+            sum({IS_RESULT} AND {IS_FAILED}) AS errors
+            FROM {{rows}} AND p.tool IS NOT NULL AND {IS_COUNTED} GROUP BY 1, 2, 3, 4, 5""",
+    ),
 }
 _ROWS = "parts p JOIN sessions s ON s.id = p.session LEFT JOIN usage u ON u.seq = p.seq"
-_KEYS = {"project": "f.cwd", "model": "f.model", "session": "f.session", "client": "s.client", "machine": "s.machine"}
+_PLACES = {"project": "cwd", "model": "model", "client": "client", "machine": "machine"}
+_KEYS = {**{key: f"f.{column}" for key, column in _PLACES.items()}, "session": "f.session"}
 _MODELS = "SELECT DISTINCT model FROM totals"
 _TIMES = {"day": day_sql, "hour": hour_sql, "week": week_sql}
 _FIRST_DAY = date(1970, 1, 1)
@@ -88,104 +119,121 @@ class Figures:
         names: tuple[str, ...] = () if only_tokens else COUNTS
         at, counts = len(keys), len(names)
         sums = ", ".join(f"sum(f.{name})" for name in (*names, *_TOKENS))
-        statement = f"SELECT {{keys}}, f.model, {sums} FROM {{source}} GROUP BY {groups}"
+        statement = f"SELECT {{keys}}f.model, {sums} FROM {{source}} GROUP BY {groups}"
         if only_tokens:
             statement += f" HAVING {' OR '.join(f'sum(f.{name}) <> 0' for name in _TOKENS)}"
         for row in self._run(statement, keys):
             numbers = row[at + 1 :]
             yield FigureRow(row[:at], row[at], numbers[:counts], TokenCounts._make(numbers[counts:]))
-        if not (models := self._list_long_models()):
+        if not (models := self._long_models):
             return
         sums = ", ".join(f"sum(f.{name})" for name in _TOKENS)
         source = f"{{source}} WHERE f.model IN ({', '.join(map(str, models))})"
-        statement = f"SELECT {{keys}}, f.model, f.over, {sums} FROM {source} GROUP BY {groups}, f.over"
+        statement = f"SELECT {{keys}}f.model, f.over, {sums} FROM {source} GROUP BY {groups}, f.over"
         for row in self._run(statement, keys, "long_prompts"):
             yield FigureRow(row[:at], row[at], (0,) * counts, TokenCounts(*row[at + 2 :]), row[at + 1])
 
     def list_sessions(self, key: str) -> Iterable[tuple[Any, int]]:
         """Return the pairs of a key and a session that occur."""
-        return self._run("SELECT DISTINCT {keys}, f.session FROM {source}", (key,))
+        return self._run("SELECT DISTINCT {keys}f.session FROM {source}", (key,))
 
     def count_sessions(self, key: str | None = None) -> dict[Any, int]:
         """Return the number of sessions of each key; without one, of all rows, under None."""
         if key is None:
             ((total,),) = self._run("SELECT count(DISTINCT f.session) FROM {source}", ())
             return {None: total}
-        pairs = "SELECT key, count(*) FROM (SELECT DISTINCT {keys} AS key, f.session FROM {source}) GROUP BY key"
+        pairs = "SELECT key0, count(*) FROM (SELECT DISTINCT {keys}f.session FROM {source}) GROUP BY 1"
         return dict(self._run(pairs, (key,)))
 
     def count_messages(self, time: str) -> dict[int, int]:
         """Return the number of messages of each `day` or `hour`. Those without messages are missing."""
-        counts = f"SELECT {self._time_sql(time)}, sum(f.messages) FROM ({self._select('activity')}) f GROUP BY 1"
+        counts = f"SELECT {self._time_sql(time)}, sum(f.messages) FROM ({self._select_slots()}) f GROUP BY 1"
         return {key: count for key, count in self._connection.execute(counts, self._values) if count}
 
     def sum_tools(self) -> list[tuple[str, int, int]]:
         """Return the name, the calls and the failed results of each tool."""
         if self._filters.project is None and self._filters.model is None:
-            relation = self._select("tools")
+            relation = self._select_sums("tools")
         else:
             # The table does not have them: read the rows of the sessions that match.
-            sessions = f"p.session IN (SELECT session FROM ({self._select_activity()}))"
-            relation = _FROM_ROWS["tools"].format(rows=f"{_ROWS} WHERE {sessions} AND {self._rows.sql}")
+            sessions = f"p.session IN (SELECT session FROM ({self._select_sums('activity')}))"
+            relation = _TABLES["tools"].from_rows.format(rows=f"{_ROWS} WHERE {sessions} AND {self._rows.sql}")
         sums = f"SELECT tool, sum(calls) AS calls, sum(errors) AS errors FROM ({relation}) GROUP BY 1"
         statement = f"SELECT names.name, t.calls, t.errors FROM ({sums}) t JOIN names ON names.id = t.tool"
         return [tuple(row) for row in self._connection.execute(statement, self._values)]
 
-    def _list_long_models(self) -> list[int]:
-        """Return the ids of the models with other prices for long prompts."""
-        found = read_names(self._connection, (row[0] for row in self._connection.execute(_MODELS)))
-        prices = ((id_, self._prices.find(name)) for id_, name in found.items() if id_)
-        return [id_ for id_, price in prices if price is not None and price.long is not None]
+    @cached_property
+    def _long_models(self) -> list[int]:
+        """The ids of the models with other prices for long prompts."""
+        models = (row[0] for row in self._connection.execute(_MODELS))
+        return self._prices.list_long(read_names(self._connection, models))
 
-    def _select_activity(self, time: str | None = None) -> str:
-        """Return the statement for rows with the columns of `activity` that match; a row can stand for several slots,
-        of one day or hour if these matter."""
-        columns = _COLUMNS["activity"][2:]
-        source = f"totals a{self._join_sessions()}"
+    def _select_sums(self, name: str, time: str | None = None) -> str:
+        """Return the statement for the rows of a table of sums that match. A row can stand for several slots, of one
+        day or hour if these matter."""
+        table = _TABLES[name]
+        # Tools are not asked for by machine and client.
+        place = ("machine", "client") if "model" in table.keys else ()
+        columns = ", ".join(f"a.{column}" for column in (*place, *table.columns))
         whole = ["a.first_slot >= :first_slot AND a.last_slot <= :last_slot"] if self._filters.has_window else []
         if time is not None:
             whole.append(f"{self._time_sql(time, 'a.first_slot')} = {self._time_sql(time, 'a.last_slot')}")
         is_whole = " AND ".join(whole) or "true"
-        sql = f"""SELECT a.session, a.first_slot AS slot, {", ".join(f"a.{name}" for name in columns)}
+        source = f"{table.totals} a{self._join_sessions()}"
+        sql = f"""SELECT a.session, a.first_slot AS slot, {columns}
             FROM {source} WHERE {self._totals.sql} AND {is_whole}"""
         if whole:
+            same = " AND ".join(f"b.{key} = a.{key}" for key in ("session", *table.keys))
+            columns = ", ".join([*(f"a.{column}" for column in place), *(f"b.{column}" for column in table.columns)])
             sql += f"""
-            UNION ALL SELECT b.session, b.slot, {", ".join(f"b.{name}" for name in columns)}
-            FROM {source} CROSS JOIN activity b ON b.session = a.session AND b.model = a.model AND b.cwd = a.cwd
+            UNION ALL SELECT b.session, b.slot, {columns} FROM {source} CROSS JOIN {name} b ON {same}
             WHERE {self._totals.sql} AND NOT ({is_whole}) AND a.first_slot <= :last_slot AND a.last_slot >= :first_slot
               AND b.slot BETWEEN :first_slot AND :last_slot"""
-        return sql + self._select_cut("activity")
+        return sql + self._select_cut(name, ("session", "slot", *place, *table.columns))
 
-    def _select(self, table: str) -> str:
-        """Return the statement for the rows of a table of sums by slot that match."""
+    def _select_slots(self) -> str:
+        """Return the statement for slot and messages of the rows of `activity` that match."""
         condition = self._totals.sql
         if self._filters.has_window:
             condition += " AND a.slot BETWEEN :first_slot AND :last_slot"
-        columns = ", ".join(f"a.{name}" for name in _COLUMNS[table])
-        sql = f"SELECT {columns} FROM {table} a{self._join_sessions()} WHERE {condition}"
-        return sql + self._select_cut(table)
+        sql = f"SELECT a.slot, a.messages FROM activity a{self._join_sessions()} WHERE {condition}"
+        return sql + self._select_cut("activity", ("slot", "messages"))
 
-    def _select_cut(self, table: str) -> str:
+    def _select_cut(self, name: str, columns: tuple[str, ...]) -> str:
         """Return the rest of a statement: the rows of the slots that the window cuts."""
         if not self._cut:
             return ""
         slots = ", ".join(map(str, self._cut))
         within = f"p.session IN (SELECT session FROM activity WHERE slot IN ({slots})) AND {SLOT_OF} IN ({slots})"
-        return " UNION ALL " + _FROM_ROWS[table].format(rows=f"{_ROWS} WHERE {within} AND {self._rows.sql}")
+        rows = _TABLES[name].from_rows.format(rows=f"{_ROWS} WHERE {within} AND {self._rows.sql}")
+        return f" UNION ALL SELECT {', '.join(columns)} FROM ({rows})"
+
+    def _select_places(self) -> str:
+        """Return the statement for the sums of `totals` that match by machine, client, folder and model, which are few.
+
+        This is the order of an index that holds all of it, so nothing is sorted.
+        """
+        places = ", ".join(f"a.{column}" for column in ("machine", "client", "cwd", "model"))
+        sums = ", ".join(f"sum(a.{name}) AS {name}" for name in _TABLES["activity"].sums)
+        return f"""SELECT {places}, {sums} FROM totals a{self._join_sessions()} WHERE {self._totals.sql}
+            GROUP BY a.machine, a.client, a.cwd, a.model"""
 
     def _join_sessions(self) -> str:
         return " JOIN sessions s ON s.id = a.session" if "s." in self._totals.sql else ""
 
     def _run(self, statement: str, keys: tuple[str, ...], table: str = "activity") -> Iterator[Any]:
+        """Run a statement over the rows f of a table of sums; `{keys}` are the keys, as columns `key0` and so on."""
         time = next((key for key in keys if key in _TIMES), None)
         columns = [self._time_sql(key) if key in _TIMES else _KEYS[key] for key in keys]
-        rows = self._select_activity(time) if table == "activity" else self._select(table)
-        source = f"({rows}) f"
-        if any(column.startswith("s.") for column in columns):
-            source += " JOIN sessions s ON s.id = f.session"
+        of_places = table == "activity" and "f.session" not in statement and not self._filters.has_window
+        if of_places and all(key in _PLACES for key in keys):
+            rows = self._select_places()
+        else:
+            rows = self._select_sums(table, time)
         cursor = self._connection.cursor()
         cursor.row_factory = None  # plain tuples: there can be a row for every session
-        return iter(cursor.execute(statement.format(keys=", ".join(columns), source=source), self._values))
+        listed = "".join(f"{column} AS key{at}, " for at, column in enumerate(columns))
+        return iter(cursor.execute(statement.format(keys=listed, source=f"({rows}) f"), self._values))
 
     def _time_sql(self, time: str, slot: str = "f.slot") -> str:
         first, last = self._connection.execute(
@@ -226,12 +274,3 @@ def _sum_tokens(rows: list[TokenCounts]) -> TokenCounts:
 
 def to_date(day: int) -> date:
     return _FIRST_DAY + timedelta(days=day)
-
-
-def read_names(connection: Connection, ids: Iterable[int | None]) -> dict[int | None, str | None]:
-    """Return the names of these ids; None for an id that stands for no name."""
-    found: dict[int | None, str | None] = {None: None, 0: None}
-    for each in set(ids) - found.keys():
-        row = connection.execute("SELECT name FROM names WHERE id = ?", (each,)).fetchone()
-        found[each] = None if row is None else row[0]
-    return found

@@ -8,6 +8,7 @@ the window are read from the sums, the slots that the window cuts from `parts`.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta
 from functools import lru_cache
@@ -216,7 +217,7 @@ def _session_terms(connection: Connection, filters: Filters) -> tuple[list[str],
         if given is not None:
             ids = _list_ids(connection, "name = :given", given)
             terms.append(
-                f"EXISTS (SELECT 1 FROM tools t WHERE t.session = s.id AND t.tool IN ({ids}) AND t.{count} > 0)"
+                f"EXISTS (SELECT 1 FROM tool_totals t WHERE t.session = s.id AND t.tool IN ({ids}) AND t.{count} > 0)"
             )
     if filters.excluded:
         terms.append(f"s.id NOT IN ({', '.join(map(str, sorted(filters.excluded)))})")
@@ -256,6 +257,15 @@ def project_of(cwd: str | None) -> str | None:
     return None if cwd is None else cwd.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or cwd
 
 
+def read_names(connection: Connection, ids: Iterable[int | None]) -> dict[int | None, str | None]:
+    """Return the names of these ids; None for an id that stands for no name."""
+    found: dict[int | None, str | None] = {None: None, 0: None}
+    for each in set(ids) - found.keys():
+        row = connection.execute("SELECT name FROM names WHERE id = ?", (each,)).fetchone()
+        found[each] = None if row is None else row[0]
+    return found
+
+
 def explain_no_match(connection: Connection, filters: Filters) -> str | None:
     """Return which filter matches no row at all, with what exists instead; None if each filter matches some rows."""
     from hypaware.text import did_you_mean, escape_cell
@@ -265,8 +275,8 @@ def explain_no_match(connection: Connection, filters: Filters) -> str | None:
         "machine": "SELECT DISTINCT machine FROM sessions",
         "model": "SELECT DISTINCT model FROM totals",
         "project": "SELECT DISTINCT cwd FROM totals",
-        "tool": "SELECT DISTINCT tool FROM tools WHERE calls > 0",
-        "failed": "SELECT DISTINCT tool FROM tools WHERE errors > 0",
+        "tool": "SELECT DISTINCT tool FROM tool_totals WHERE calls > 0",
+        "failed": "SELECT DISTINCT tool FROM tool_totals WHERE errors > 0",
     }
     for name, statement in statements.items():
         given = getattr(filters, name)

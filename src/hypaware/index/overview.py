@@ -17,8 +17,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hypaware.index.figures import COUNTS, FigureRow, Figures, TokenTally, read_names, to_date
-from hypaware.index.filters import Filters, to_datetime
+from hypaware.index.figures import COUNTS, FigureRow, Figures, TokenTally, to_date
+from hypaware.index.filters import Filters, read_names, to_datetime
 from hypaware.index.prices import PriceTable
 
 if TYPE_CHECKING:

@@ -119,6 +119,11 @@ class PriceTable:
             self._found[model] = self._find(model)
         return self._found[model]
 
+    def list_long(self, names: Mapping[int | None, str | None]) -> list[int]:
+        """Return the ids of those models whose responses to long prompts cost more."""
+        found = ((id_, self.find(name)) for id_, name in names.items())
+        return [id_ for id_, price in found if id_ and price is not None and price.long is not None]
+
     def _find(self, model: str) -> ModelPrice | None:
         name = _PROVIDER.sub("", model.lower(), count=1)
         bare = name

@@ -4,8 +4,8 @@ Every row of `ai_gateway_messages` with a sequence is one row of `parts`, under 
 the spool have no sequence yet: they are numbered from `SPOOLED` on and replaced when their segment is committed.
 Moments are microseconds since 1970 (UTC), and `slot` is a quarter of an hour (`at // SLOT`), so that the days of every
 time zone can be added up from slots. Columns that refer to `names` say so. Counts and sums by slot (`activity`,
-`tools`), their totals and the columns of `sessions` are computed again for each session that changes; nothing is ever
-added up in place.
+`long_prompts`, `tools`), their sums over all slots of a session (`totals`, `long_totals`, `tool_totals`) and the
+columns of `sessions` are computed again for each session that changes; nothing is ever added up in place.
 
 `blocks` holds what only the display of a session needs, as zstd-compressed JSON (see `hypaware.index.blocks`).
 `text_<month>` are FTS5 tables without content, one per month of the rows; their rowid is the sequence, and
@@ -15,7 +15,7 @@ the role, the type and the tool of a part are words before its text (see `hypawa
 
 from __future__ import annotations
 
-VERSION = 6
+VERSION = 7
 SPOOLED = 1 << 62
 SLOT = 15 * 60 * 1_000_000
 
@@ -99,21 +99,34 @@ TABLES = (
     # With the messages, so that activity by hour and day is counted from here.
     "CREATE INDEX activity_by_slot ON activity (slot, messages)",
     # The sums of `activity` over all slots of a session, model and cwd. Most sessions are of one day, so most questions
-    # can be answered from here.
+    # can be answered from here. machine and client are those of the session.
     f"""CREATE TABLE totals (
-        session INTEGER NOT NULL, model INTEGER NOT NULL, cwd INTEGER NOT NULL, first_slot INTEGER NOT NULL,
-        last_slot INTEGER NOT NULL, messages INTEGER NOT NULL, turns INTEGER NOT NULL, parts INTEGER NOT NULL,
-        tool_calls INTEGER NOT NULL, errors INTEGER NOT NULL, {_TOKEN_COLUMNS},
-        cache_write_1h INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (session, model, cwd)) WITHOUT ROWID""",
+        session INTEGER NOT NULL, model INTEGER NOT NULL, cwd INTEGER NOT NULL, machine INTEGER NOT NULL,
+        client INTEGER, first_slot INTEGER NOT NULL, last_slot INTEGER NOT NULL, messages INTEGER NOT NULL,
+        turns INTEGER NOT NULL, parts INTEGER NOT NULL, tool_calls INTEGER NOT NULL, errors INTEGER NOT NULL,
+        {_TOKEN_COLUMNS}, cache_write_1h INTEGER NOT NULL DEFAULT 0,
+        PRIMARY KEY (session, model, cwd)) WITHOUT ROWID""",
+    # In this order, and with all that is added up, SQLite adds up by machine, client, folder and model without sorting.
+    f"""CREATE INDEX totals_by_place ON totals (
+        machine, client, cwd, model, messages, parts, tool_calls, {", ".join(TOKENS)}, cache_write_1h)""",
     # The part of `activity` that is due to responses with a long prompt; over is the largest of LONG_PROMPTS that the
     # prompt exceeds.
     f"""CREATE TABLE long_prompts (
         session INTEGER NOT NULL, slot INTEGER NOT NULL, model INTEGER NOT NULL, cwd INTEGER NOT NULL,
         over INTEGER NOT NULL, {_TOKEN_COLUMNS}, cache_write_1h INTEGER NOT NULL DEFAULT 0,
-        PRIMARY KEY (session, slot, model, cwd, over)) WITHOUT ROWID""",
+        PRIMARY KEY (session, model, cwd, over, slot)) WITHOUT ROWID""",
+    f"""CREATE TABLE long_totals (
+        session INTEGER NOT NULL, model INTEGER NOT NULL, cwd INTEGER NOT NULL, over INTEGER NOT NULL,
+        machine INTEGER NOT NULL, client INTEGER, first_slot INTEGER NOT NULL, last_slot INTEGER NOT NULL,
+        {_TOKEN_COLUMNS}, cache_write_1h INTEGER NOT NULL DEFAULT 0,
+        PRIMARY KEY (session, model, cwd, over)) WITHOUT ROWID""",
     """CREATE TABLE tools (
         session INTEGER NOT NULL, slot INTEGER NOT NULL, tool INTEGER NOT NULL, calls INTEGER NOT NULL,
-        errors INTEGER NOT NULL, PRIMARY KEY (session, slot, tool)) WITHOUT ROWID""",
+        errors INTEGER NOT NULL, PRIMARY KEY (session, tool, slot)) WITHOUT ROWID""",
+    """CREATE TABLE tool_totals (
+        session INTEGER NOT NULL, tool INTEGER NOT NULL, first_slot INTEGER NOT NULL, last_slot INTEGER NOT NULL,
+        calls INTEGER NOT NULL, errors INTEGER NOT NULL, PRIMARY KEY (session, tool)) WITHOUT ROWID""",
+    "CREATE INDEX tool_totals_by_tool ON tool_totals (tool, calls, errors)",
     "CREATE TABLE blocks (id INTEGER PRIMARY KEY, keys BLOB NOT NULL, texts BLOB NOT NULL)",
     # removed counts rows whose words may still be in the pages of the month's table.
     """CREATE TABLE months (

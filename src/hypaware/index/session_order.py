@@ -101,7 +101,7 @@ def _cost(connection: Connection, prices: PriceTable) -> str:
     ]
     total = f"(SELECT sum(CASE {' '.join(short)} END) FROM totals t WHERE t.session = s.id AND {_HAS_TOKENS})"
     if long:
-        more = f"SELECT sum(CASE {' '.join(long)} END) FROM long_prompts t WHERE t.session = s.id"
+        more = f"SELECT sum(CASE {' '.join(long)} END) FROM long_totals t WHERE t.session = s.id"
         total += f" + coalesce(({more}), 0)"
     return f"coalesce({total}, -1)"
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hypaware.errors import HypError
-from hypaware.index.filters import Filters, filter_sessions, project_of, to_text
+from hypaware.index.filters import Filters, filter_sessions, project_of, read_names, to_text
 from hypaware.index.prices import Cost, LongTokens, PriceTable, TokenCounts
 from hypaware.index.session_order import order_sessions
 from hypaware.state.titles import read_titles
 from hypaware.text import did_you_mean, escape_cell
 
 if TYPE_CHECKING:
-    from sqlite3 import Connection, Row
+    from sqlite3 import Connection
 
     from hypaware.index.store import Index
 
@@ -24,16 +23,16 @@ _MAX_SHOWN = 5
 _NEAR_IDS = 500
 _SHORT_ID = 8
 _MAX_TITLE = 200
-_SUMS = ", ".join(f"sum({name})" for name in TokenCounts._fields)
+_TOKENS = ", ".join(TokenCounts._fields)
 _HAS_TOKENS = f"({' | '.join(TokenCounts._fields)}) <> 0"
-_COLUMNS = """
-s.id, s.session_id, s.started_at, s.ended_at, s.prompt, s.turns, s.messages, s.parts, s.tool_calls, s.errors,
-machine.name AS machine, client.name AS client, cwd.name AS cwd, branch.name AS branch"""
-_FROM = """
-sessions s LEFT JOIN names machine ON machine.id = s.machine LEFT JOIN names client ON client.id = s.client
-LEFT JOIN names cwd ON cwd.id = s.cwd LEFT JOIN names branch ON branch.id = s.branch"""
+_COLUMNS = """id, session_id, started_at, ended_at, prompt, turns, messages, parts, tool_calls, errors,
+machine, client, cwd, branch"""
+_FEW = 1000
+"""If more sessions are asked for, and these are most of them, all are read: that is faster than a list of numbers."""
 Document = dict[str, Any]
 ModelTokens = tuple[str | None, TokenCounts, LongTokens | None]
+LongByModel = dict[str | None, dict[int, TokenCounts]]
+Names = Mapping[int | None, str | None]
 
 
 def list_sessions(
@@ -60,12 +59,21 @@ def read_sessions(index: Index, numbers: Sequence[int], prices: PriceTable) -> d
 
     Sessions that do not exist are left out.
     """
-    where = "s.id IN (SELECT value FROM json_each(?))"
-    rows = index.connection.execute(f"SELECT {_COLUMNS} FROM {_FROM} WHERE {where}", (json.dumps(list(numbers)),))
-    found = {row["id"]: row for row in rows}
+    cursor = index.connection.cursor()
+    cursor.row_factory = None  # plain tuples: this is called with all sessions, too
+    ((count,),) = cursor.execute("SELECT count(*) FROM sessions")
+    is_most = len(numbers) > max(_FEW, count // 2)
+    chosen = None if is_most else json.dumps(list(numbers))
+    rows = cursor.execute(f"SELECT {_COLUMNS} FROM sessions WHERE {_is_chosen('id', chosen)}", {"chosen": chosen})
+    found = {row[0]: row for row in rows}
+    names = read_names(index.connection, {each for row in found.values() for each in row[-4:]})
     titles = read_titles(index.home)
-    usage = _read_usage(index.connection, list(found))
-    return {each: _to_document(found[each], usage[each], prices, titles) for each in numbers if each in found}
+    usage = _read_usage(index.connection, chosen, prices)
+    return {
+        each: _to_document(found[each], names, usage.get(each) or [], prices, titles)
+        for each in numbers
+        if each in found
+    }
 
 
 def has_several_machines(index: Index) -> bool:
@@ -181,51 +189,94 @@ def _common_prefix(one: str, two: str) -> int:
     return length
 
 
-def _read_usage(connection: Connection, sessions: Sequence[int]) -> dict[int, list[ModelTokens]]:
-    """Return the tokens of each session by model, the model with the most output first."""
-    chosen = (json.dumps(sessions),)
-    where = "WHERE session IN (SELECT value FROM json_each(?))"
-    long: defaultdict[tuple[int, int], dict[int, TokenCounts]] = defaultdict(dict)
+def _is_chosen(column: str, chosen: str | None) -> str:
+    return "true" if chosen is None else f"{column} IN (SELECT value FROM json_each(:chosen))"
+
+
+def _read_usage(connection: Connection, chosen: str | None, prices: PriceTable) -> dict[int, list[ModelTokens]]:
+    """Return the tokens of each chosen session by model, the model with the most output first.
+
+    `chosen` is a JSON array of numbers, or None for all sessions.
+    """
     cursor = connection.cursor()
     cursor.row_factory = None
-    for row in cursor.execute(
-        f"SELECT session, model, over, {_SUMS} FROM long_prompts {where} GROUP BY 1, 2, 3", chosen
-    ):
-        long[row[0], row[1]][row[2]] = TokenCounts._make(row[3:])
-    found: dict[int, list[ModelTokens]] = {session: [] for session in sessions}
-    # The rows without a model are the user's own messages, which have no tokens.
-    for row in cursor.execute(
-        f"""SELECT session, model, name, {_SUMS} FROM totals LEFT JOIN names ON names.id = totals.model
-            {where} AND (model <> 0 OR {_HAS_TOKENS}) GROUP BY 1, 2 ORDER BY session, sum(output) DESC, name""",
-        chosen,
-    ):
-        found[row[0]].append((row[2], TokenCounts._make(row[3:]), long.get((row[0], row[1]))))
+    # The rows without a model are the user's own messages, which have no tokens. They are in the order of the primary
+    # key: a session's model is in several of them if the session moved from folder to folder.
+    rows = cursor.execute(
+        f"""SELECT session, model, {_TOKENS} FROM totals
+            WHERE {_is_chosen("session", chosen)} AND (model <> 0 OR {_HAS_TOKENS}) ORDER BY session, model""",
+        {"chosen": chosen},
+    ).fetchall()
+    models = read_names(connection, {row[1] for row in rows})
+    found: dict[int, list[ModelTokens]] = {}
+    previous = None
+    for session, model, *counts in rows:
+        tokens = TokenCounts._make(counts)
+        if (session, model) == previous:
+            by_model = found[session]
+            by_model[-1] = (by_model[-1][0], by_model[-1][1] + tokens, None)
+        elif session in found:
+            found[session].append((models[model], tokens, None))
+        else:
+            found[session] = [(models[model], tokens, None)]
+        previous = (session, model)
+    long = _read_long(connection, chosen, prices.list_long(models))
+    for session, by_model in found.items():
+        if session in long:
+            found[session] = by_model = [(name, tokens, long[session].get(name)) for name, tokens, _ in by_model]
+        if len(by_model) > 1:
+            by_model.sort(key=lambda each: (-each[1].output, each[0] or ""))
+    return found
+
+
+def _read_long(connection: Connection, chosen: str | None, models: Sequence[int]) -> dict[int, LongByModel]:
+    """Return the part of the tokens that is due to long prompts, by session and model, of models that charge more."""
+    if not models:
+        return {}
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    rows = cursor.execute(
+        f"""SELECT session, name, over, {_TOKENS} FROM long_totals JOIN names ON names.id = long_totals.model
+            WHERE {_is_chosen("session", chosen)} AND model IN ({", ".join(map(str, models))})""",
+        {"chosen": chosen},
+    )
+    found: dict[int, LongByModel] = {}
+    for session, model, over, *counts in rows:
+        sizes = found.setdefault(session, {}).setdefault(model, {})
+        sizes[over] = sizes.get(over, TokenCounts()) + TokenCounts._make(counts)
     return found
 
 
 def _add_up(by_model: list[ModelTokens], prices: PriceTable) -> tuple[TokenCounts, Cost]:
     tokens, cost = TokenCounts(), Cost()
     for model, counts, long in by_model:
-        if any(counts):
-            tokens = counts if not any(tokens) else tokens + counts
-            cost.add(prices, model, counts, long)
+        tokens = counts if len(by_model) == 1 else tokens + counts
+        cost.add(prices, model, counts, long)
     return tokens, cost
 
 
-def _to_document(row: Row, by_model: list[ModelTokens], prices: PriceTable, titles: Mapping[str, str]) -> Document:
+def _to_document(
+    row: tuple[Any, ...], names: Names, by_model: list[ModelTokens], prices: PriceTable, titles: Mapping[str, str]
+) -> Document:
     tokens, cost = _add_up(by_model, prices)
+    (_, session_id, started_at, ended_at, prompt, turns, messages, parts, tool_calls, errors, *places) = row
+    machine, client, cwd, branch = (names[each] for each in places)
     return {
-        "session_id": row["session_id"],
-        "client": row["client"],
-        "machine": row["machine"],
-        "project": project_of(row["cwd"]),
-        "cwd": row["cwd"],
-        "branch": row["branch"],
+        "session_id": session_id,
+        "client": client,
+        "machine": machine,
+        "project": project_of(cwd),
+        "cwd": cwd,
+        "branch": branch,
         "models": [model for model, *_ in by_model if model],
-        "title": titles.get(row["session_id"]) or clean_title(row["prompt"]),
-        "started_at": to_text(row["started_at"]),
-        "ended_at": to_text(row["ended_at"]),
-        **{name: row[name] for name in ("turns", "messages", "parts", "tool_calls", "errors")},
+        "title": titles.get(session_id) or clean_title(prompt),
+        "started_at": to_text(started_at),
+        "ended_at": to_text(ended_at),
+        "turns": turns,
+        "messages": messages,
+        "parts": parts,
+        "tool_calls": tool_calls,
+        "errors": errors,
         "tokens": tokens.as_document(),
         **cost.as_document(),
     }

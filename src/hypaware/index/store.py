@@ -34,7 +34,9 @@ _LOCK_SECONDS = 1.0
 # The tables that hold something of a session, with the column of its number. All other content is reached through them.
 _SESSION_COLUMNS = {
     "sessions": "id",
-    **dict.fromkeys(("parts", "usage", "activity", "totals", "long_prompts", "tools"), "session"),
+    **dict.fromkeys(
+        ("parts", "usage", "activity", "totals", "long_prompts", "long_totals", "tools", "tool_totals"), "session"
+    ),
 }
 
 

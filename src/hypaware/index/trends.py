@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hypaware.index.figures import FigureRow, Figures, read_names
-from hypaware.index.filters import Filters, explain_no_match
+from hypaware.index.figures import FigureRow, Figures
+from hypaware.index.filters import Filters, explain_no_match, read_names
 from hypaware.index.overview import Document, OverviewTally
 from hypaware.index.prices import PriceTable
 

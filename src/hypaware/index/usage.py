@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from hypaware.index.figures import Figures, TokenTally, read_names, to_date
-from hypaware.index.filters import Filters, project_of
+from hypaware.index.figures import Figures, TokenTally, to_date
+from hypaware.index.filters import Filters, project_of, read_names
 from hypaware.index.prices import PriceTable
 from hypaware.index.sessions import session_document
 

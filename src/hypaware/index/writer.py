@@ -54,20 +54,34 @@ FROM touched t CROSS JOIN parts p ON p.session = t.session LEFT JOIN usage u ON 
 GROUP BY 1, 2, 3, 4"""
 _SUMMED = ("messages", "turns", "parts", "tool_calls", "errors", *_COUNTS)
 _TOTALS = f"""
-INSERT INTO totals (session, model, cwd, first_slot, last_slot, {", ".join(_SUMMED)})
-SELECT a.session, a.model, a.cwd, min(a.slot), max(a.slot), {", ".join(f"sum(a.{name})" for name in _SUMMED)}
-FROM touched t CROSS JOIN activity a ON a.session = t.session GROUP BY 1, 2, 3"""
+INSERT INTO totals (session, model, cwd, machine, client, first_slot, last_slot, {", ".join(_SUMMED)})
+SELECT a.session, a.model, a.cwd, s.machine, s.client, min(a.slot), max(a.slot),
+       {", ".join(f"sum(a.{name})" for name in _SUMMED)}
+FROM touched t CROSS JOIN sessions s ON s.id = t.session CROSS JOIN activity a ON a.session = t.session
+GROUP BY 1, 2, 3"""
 _LONG = f"""
 INSERT INTO long_prompts (session, slot, model, cwd, over, {", ".join(_COUNTS)})
 SELECT p.session, {SLOT_OF}, ifnull(p.model, 0), ifnull(p.cwd, 0), {OVER},
        {", ".join(f"sum(u.{name})" for name in _COUNTS)}
 FROM touched t CROSS JOIN usage u ON u.session = t.session CROSS JOIN parts p ON p.seq = u.seq
 WHERE {PROMPT_TOKENS} > {min(LONG_PROMPTS)} GROUP BY 1, 2, 3, 4, 5"""
+_LONG_TOTALS = f"""
+INSERT INTO long_totals (session, model, cwd, over, machine, client, first_slot, last_slot, {", ".join(_COUNTS)})
+SELECT l.session, l.model, l.cwd, l.over, s.machine, s.client, min(l.slot), max(l.slot),
+       {", ".join(f"sum(l.{name})" for name in _COUNTS)}
+FROM touched t CROSS JOIN sessions s ON s.id = t.session CROSS JOIN long_prompts l ON l.session = t.session
+GROUP BY 1, 2, 3, 4"""
 _TOOLS = f"""
 INSERT INTO tools (session, slot, tool, calls, errors)
 SELECT p.session, {SLOT_OF}, p.tool, total({IS_CALL}), total({IS_RESULT} AND {IS_FAILED})
 FROM touched t CROSS JOIN parts p ON p.session = t.session
 WHERE p.tool IS NOT NULL AND {IS_COUNTED} AND ({IS_CALL} OR {IS_RESULT}) GROUP BY 1, 2, 3"""
+_TOOL_TOTALS = """
+INSERT INTO tool_totals (session, tool, first_slot, last_slot, calls, errors)
+SELECT l.session, l.tool, min(l.slot), max(l.slot), sum(l.calls), sum(l.errors)
+FROM touched t CROSS JOIN tools l ON l.session = t.session GROUP BY 1, 2"""
+_SUMS = ("activity", "totals", "long_prompts", "long_totals", "tools", "tool_totals")
+"""The tables that are computed again for a session that changes."""
 _NEWEST = f"""(SELECT n.{{0}} FROM parts n WHERE n.session = t.session AND n.{{0}} IS NOT NULL
     ORDER BY (n.flags & {SIDECHAIN}), n.at DESC, n.seq DESC LIMIT 1)"""
 _OLDEST_CLIENT = """(SELECT n.client FROM parts n WHERE n.session = t.session AND n.client IS NOT NULL
@@ -303,14 +317,8 @@ class IndexWriter:
         run("DELETE FROM touched")
         self.connection.executemany("INSERT INTO touched VALUES (?)", [(session,) for session in self._touched])
         self._mark_turns()
-        run("DELETE FROM activity WHERE session IN (SELECT session FROM touched)")
-        run("DELETE FROM totals WHERE session IN (SELECT session FROM touched)")
-        run("DELETE FROM long_prompts WHERE session IN (SELECT session FROM touched)")
-        run("DELETE FROM tools WHERE session IN (SELECT session FROM touched)")
-        run(_ACTIVITY)
-        run(_TOTALS)
-        run(_LONG)
-        run(_TOOLS)
+        for table in _SUMS:
+            run(f"DELETE FROM {table} WHERE session IN (SELECT session FROM touched)")
         figures = run(_SESSIONS).fetchall()
         cached: dict[int, dict[int, str | None]] = {}
         prompts = [(self._read_prompt(session, cached), session) for *_, session in figures]
@@ -320,6 +328,9 @@ class IndexWriter:
             figures,
         )
         self.connection.executemany("UPDATE sessions SET prompt = ? WHERE id = ?", prompts)
+        # The totals hold the clients of their sessions.
+        for statement in (_ACTIVITY, _TOTALS, _LONG, _LONG_TOTALS, _TOOLS, _TOOL_TOTALS):
+            run(statement)
         empty = self._touched.difference(session for *_, session in figures)
         if empty:
             self.connection.executemany("DELETE FROM sessions WHERE id = ?", [(session,) for session in empty])

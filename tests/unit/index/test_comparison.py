@@ -43,6 +43,11 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
     "text": (_change_text, "sequence 1 differs"),
     "counts": (lambda db: db.execute("UPDATE sessions SET messages = 29"), "the lake has 30, 0 and 30"),
     "tokens": (lambda db: db.execute("UPDATE activity SET output = output + 1"), "other token counts"),
+    "totals": (lambda db: db.execute("UPDATE totals SET parts = parts + 1"), "session-1 has other totals"),
+    "tool totals": (
+        lambda db: db.execute("INSERT INTO tool_totals SELECT id, 1, 0, 0, 1, 0 FROM sessions"),
+        "session-1 has other tool totals",
+    ),
     "session": (lambda db: db.execute("UPDATE sessions SET session_id = 'x'"), "session session-1 of gw-"),
     "full text": (lambda db: db.execute("UPDATE months SET row_count = 1"), "full-text table of 202611 has 30"),
 }

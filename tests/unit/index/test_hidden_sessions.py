@@ -60,7 +60,9 @@ def test_every_table_of_sessions_is_replaced_by_a_view(index: Index) -> None:
         if column := {"sessions": "id"}.get(table, "session" if "session" in columns else ""):
             assert index.connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] or table in (
                 "long_prompts",
+                "long_totals",
                 "tools",
+                "tool_totals",
             )
             query = f"SELECT count(*) FROM {table} WHERE {column} = ?"
             assert index.connection.execute(query, (number,)).fetchone()[0] == 0, table
