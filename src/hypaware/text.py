@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 _UNSAFE = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff"
 _IN_BLOCK = re.compile(f"[{_UNSAFE}]")
 _IN_CELL = re.compile(f"[{_UNSAFE}\t\n]")
+_SAFE = bytes([0x09, 0x0A, *range(0x20, 0x7F)])
 _SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _TIME_UNITS = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"), (1.0, "second"))
 _LONGEST_REASON = 300
@@ -33,9 +34,13 @@ def escape_cell(text: str) -> str:
     return _IN_CELL.sub(_escape_char, text)
 
 
-def escape_json(document: str) -> str:
-    """Escape JSON text that has no raw newlines in its strings. The JSON value stays the same."""
-    return _IN_BLOCK.sub(lambda match: f"\\u{ord(match.group()):04x}", document)
+def escape_json(document: bytes) -> bytes:
+    """Escape JSON in UTF-8 that has no raw newlines in its strings. The JSON value stays the same."""
+    # Most documents need no escape, and few of their characters can be one.
+    if not _IN_BLOCK.search(document.translate(None, _SAFE).decode("utf-8", "surrogatepass")):
+        return document
+    text = document.decode("utf-8", "surrogatepass")
+    return _IN_BLOCK.sub(lambda match: f"\\u{ord(match.group()):04x}", text).encode()
 
 
 def _escape_char(match: re.Match[str]) -> str:

@@ -95,7 +95,7 @@ def _describe_part(row: Mapping[str, Any], with_text: bool) -> tuple[Any, ...]:
 
 def read_sessions(index: Index) -> dict[tuple[str, str], tuple[Any, ...]]:
     query = """SELECT s.session_id, m.name, s.started_at, s.ended_at, c.name, s.turns, s.messages, s.parts,
-        s.tool_calls, s.errors, s.prompt FROM sessions s JOIN names m ON m.id = s.machine
+        s.tool_calls, s.errors, s.title FROM sessions s JOIN names m ON m.id = s.machine
         LEFT JOIN names c ON c.id = s.client"""
     return {(session, machine): tuple(rest) for session, machine, *rest in index.connection.execute(query)}
 
@@ -117,7 +117,7 @@ def _expected_sessions(rows: Iterable[Mapping[str, Any]], with_text: bool) -> di
             len(counted),
             sum(row["part_type"] == "tool_call" for row in counted),
             sum(bool(row.get("is_error")) for row in counted),
-            turns[0]["content_text"] if turns and with_text else None,
+            " ".join(turns[0]["content_text"].split()) if turns and with_text else None,
         )
     return found
 

@@ -30,6 +30,8 @@ class TextColumn:
 
     @property
     def width(self) -> int:
+        if "".join(self.cells).isascii():
+            return max(len(self.head), max(map(len, self.cells), default=0))
         return max(cell_width(cell) for cell in (self.head, *self.cells))
 
 
@@ -40,19 +42,25 @@ def terminal_width() -> int | None:
 
 def render_columns(columns: Sequence[TextColumn], width: int | None) -> str:
     """Return the lines of a table. The cells must be one line each; control characters are escaped here."""
-    shown = [
-        TextColumn(each.head, [escape_cell(cell) for cell in each.cells], each.rank, each.right, each.flexible)
-        for each in columns
-    ]
+    shown = [TextColumn(each.head, _escape_cells(each.cells), each.rank, each.right, each.flexible) for each in columns]
     widths = {each.head: each.width for each in shown}
     if width is not None:
         shown, widths = _fit(shown, width)
-    lines = []
-    for cells in zip(*([each.head, *each.cells] for each in shown), strict=True):
-        padded = [_pad(cell, widths[each.head], each.right) for each, cell in zip(shown, cells, strict=True)]
-        line = _GAP.join(padded).rstrip()
-        lines.append(line if width is None else cut(line, width))
-    return "\n".join(lines)
+    # Column by column: a list can have a line for every session.
+    padded = [_pad_cells([each.head, *each.cells], widths[each.head], each.right) for each in shown]
+    lines = [_GAP.join(cells).rstrip() for cells in zip(*padded, strict=True)]
+    return "\n".join(lines if width is None else [cut(line, width) for line in lines])
+
+
+def _escape_cells(cells: Sequence[str]) -> Sequence[str]:
+    together = "".join(cells)
+    return cells if escape_cell(together) == together else [escape_cell(cell) for cell in cells]
+
+
+def _pad_cells(cells: list[str], width: int, right: bool) -> list[str]:
+    if "".join(cells).isascii() and max(map(len, cells)) <= width:
+        return [cell.rjust(width) if right else cell.ljust(width) for cell in cells]
+    return [_pad(cell, width, right) for cell in cells]
 
 
 def _fit(columns: list[TextColumn], width: int) -> tuple[list[TextColumn], dict[str, int]]:
@@ -105,6 +113,8 @@ def cut(text: str, width: int) -> str:
 
 def format_short(value: int) -> str:
     """Format a number with two or three digits and a unit: 999, 1.2k, 35k, 4.1M."""
+    if -1000 < value < 1000:
+        return str(value)
     size = float(value)
     for unit in ("", "k", "M", "G", "T"):
         if abs(size) < 999.5:

@@ -255,7 +255,8 @@ def _render_json(conversation: RecordedConversation) -> Iterator[str]:
 
 
 def _dump(value: Any) -> str:
-    return escape_json(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    document = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return escape_json(document.encode("utf-8", "surrogatepass")).decode()
 
 
 def _print_json(pieces: Iterator[str]) -> None:

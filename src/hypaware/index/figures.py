@@ -81,6 +81,7 @@ _TABLES = {
 _ROWS = "parts p JOIN sessions s ON s.id = p.session LEFT JOIN usage u ON u.seq = p.seq"
 _PLACES = {"project": "cwd", "model": "model", "client": "client", "machine": "machine"}
 _KEYS = {**{key: f"f.{column}" for key, column in _PLACES.items()}, "session": "f.session"}
+_OF_SESSIONS = {None: "NULL", "client": "s.client", "machine": "s.machine"}
 _MODELS = "SELECT DISTINCT model FROM totals"
 _TIMES = {"day": day_sql, "hour": hour_sql, "week": week_sql}
 _FIRST_DAY = date(1970, 1, 1)
@@ -133,17 +134,32 @@ class Figures:
         for row in self._run(statement, keys, "long_prompts"):
             yield FigureRow(row[:at], row[at], (0,) * counts, TokenCounts(*row[at + 2 :]), row[at + 1])
 
+    @property
+    def has_whole_sessions(self) -> bool:
+        """Whether a session matches with all of its rows or with none."""
+        return not self._filters.has_window and self._filters.project is None and self._filters.model is None
+
     def list_sessions(self, key: str) -> Iterable[tuple[Any, int]]:
         """Return the pairs of a key and a session that occur."""
         return self._run("SELECT DISTINCT {keys}f.session FROM {source}", (key,))
 
     def count_sessions(self, key: str | None = None) -> dict[Any, int]:
         """Return the number of sessions of each key; without one, of all rows, under None."""
+        if key in _OF_SESSIONS and self.has_whole_sessions:
+            query = f"SELECT {_OF_SESSIONS[key]}, count(*) FROM sessions s WHERE {self._totals.sql} GROUP BY 1"
+            counts = dict(self._connection.execute(query, self._values).fetchall())
+            return counts if key else {None: counts.get(None, 0)}
         if key is None:
             ((total,),) = self._run("SELECT count(DISTINCT f.session) FROM {source}", ())
             return {None: total}
         pairs = "SELECT key0, count(*) FROM (SELECT DISTINCT {keys}f.session FROM {source}) GROUP BY 1"
         return dict(self._run(pairs, (key,)))
+
+    def list_session_ids(self) -> Iterable[tuple[int, str]]:
+        """Return number and id of each session that matches, if sessions match as a whole."""
+        assert self.has_whole_sessions
+        query = f"SELECT s.id, s.session_id FROM sessions s WHERE {self._totals.sql}"
+        return self._connection.execute(query, self._values)
 
     def count_messages(self, time: str) -> dict[int, int]:
         """Return the number of messages of each `day` or `hour`. Those without messages are missing."""
@@ -245,26 +261,33 @@ class Figures:
 class TokenTally:
     """Adds up tokens by model, so that they can be priced."""
 
+    __slots__ = ("_rows",)
+
     def __init__(self) -> None:
-        self._models: dict[str | None, list[TokenCounts]] = {}
-        self._long: dict[str | None, dict[int, list[TokenCounts]]] = {}
+        self._rows: list[tuple[str | None, TokenCounts, int]] = []
 
     def add(self, model: str | None, tokens: TokenCounts, over: int = 0) -> None:
-        if over:
-            self._long.setdefault(model, {}).setdefault(over, []).append(tokens)
-        elif any(tokens):
-            self._models.setdefault(model, []).append(tokens)
+        self._rows.append((model, tokens, over))
 
     def add_up(self, prices: PriceTable) -> tuple[TokenCounts, Cost]:
-        sums = {model: _sum_tokens(rows) for model, rows in self._models.items()}
         cost = Cost()
-        for model, counts in sums.items():
-            long = self._long.get(model, {})
-            cost.add(prices, model, counts, {over: _sum_tokens(rows) for over, rows in long.items()})
-        return _sum_tokens([*sums.values()]) if sums else TokenCounts(), cost
+        if len(self._rows) == 1 and not self._rows[0][2]:
+            # Most sessions have one model, and there can be many of them.
+            ((model, tokens, _),) = self._rows
+            cost.add(prices, model, tokens)
+            return tokens, cost
+        groups: dict[tuple[str | None, int], list[TokenCounts]] = {}
+        for model, tokens, over in self._rows:
+            groups.setdefault((model, over), []).append(tokens)
+        sums = {key: _sum_tokens(rows) for key, rows in groups.items()}
+        for (model, over), tokens in sums.items():
+            if not over:
+                long = {size: counts for (name, size), counts in sums.items() if size and name == model}
+                cost.add(prices, model, tokens, long)
+        return _sum_tokens([TokenCounts(), *(tokens for (_, over), tokens in sums.items() if not over)]), cost
 
     def __bool__(self) -> bool:
-        return bool(self._models)
+        return any(any(tokens) and not over for _, tokens, over in self._rows)
 
 
 def _sum_tokens(rows: list[TokenCounts]) -> TokenCounts:

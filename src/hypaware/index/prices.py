@@ -96,13 +96,15 @@ class ModelPrice(NamedTuple):
 
     def cost_of(self, tokens: TokenCounts) -> float:
         """Return the cost of tokens of responses with short prompts."""
-        long_kept = min(tokens.cache_write_1h, tokens.cache_write)
+        # By position: this is called for every session.
+        input_, output, cache_read, cache_write, _, cache_write_1h = tokens
+        long_kept = min(cache_write_1h, cache_write)
         return (
-            tokens.input * self.input
-            + tokens.output * self.output
-            + tokens.cache_read * self.cache_read
-            + (tokens.cache_write - long_kept) * self.cache_write_5m
-            + long_kept * self.cache_write_1h
+            input_ * self[0]
+            + output * self[1]
+            + cache_read * self[2]
+            + (cache_write - long_kept) * self[3]
+            + long_kept * self[4]
         ) / _MILLION
 
 
@@ -115,9 +117,11 @@ class PriceTable:
     def find(self, model: str | None) -> ModelPrice | None:
         if not model:
             return None
-        if model not in self._found:
-            self._found[model] = self._find(model)
-        return self._found[model]
+        try:
+            return self._found[model]
+        except KeyError:
+            self._found[model] = found = self._find(model)
+            return found
 
     def list_long(self, names: Mapping[int | None, str | None]) -> list[int]:
         """Return the ids of those models whose responses to long prompts cost more."""
@@ -135,7 +139,7 @@ class PriceTable:
         return self.models[bare]
 
 
-@dataclass
+@dataclass(slots=True)
 class Cost:
     """Adds up what can be priced, and names what cannot."""
 
@@ -150,7 +154,7 @@ class Cost:
             self.unpriced.add(model or UNKNOWN_MODEL)
             return
         self.usd = (self.usd or 0.0) + price.cost_of(tokens)
-        for over, counts in (long or {}).items():
+        for over, counts in long.items() if long else ():
             if price.long is not None and over >= price.over:
                 self.usd += price.long.cost_of(counts) - price.cost_of(counts)
 
@@ -159,11 +163,15 @@ class Cost:
         over = max((size for size in LONG_PROMPTS if tokens.prompt > size), default=0)
         self.add(prices, model, tokens, {over: tokens} if over else None)
 
+    @property
+    def rounded(self) -> float | None:
+        return None if self.usd is None else round(self.usd, 6)
+
+    def list_unpriced(self) -> list[str]:
+        return sorted(self.unpriced) if self.unpriced else []
+
     def as_document(self) -> dict[str, Any]:
-        return {
-            "cost_usd": None if self.usd is None else round(self.usd, 6),
-            "unpriced_models": sorted(self.unpriced),
-        }
+        return {"cost_usd": self.rounded, "unpriced_models": self.list_unpriced()}
 
 
 def load_prices(home: Home) -> PriceTable:

@@ -68,10 +68,10 @@ TABLES = (
         id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, inode INTEGER NOT NULL, read_bytes INTEGER NOT NULL,
         read_lines INTEGER NOT NULL)""",
     # machine, client, cwd and branch are names; cwd and branch are the newest ones of the main thread.
-    # prompt is the beginning of the first turn. turns, messages, parts and tool_calls count rows of the conversation.
+    # title is the beginning of the first turn. turns, messages, parts and tool_calls count rows of the conversation.
     """CREATE TABLE sessions (
         id INTEGER PRIMARY KEY, session_id TEXT NOT NULL, machine INTEGER NOT NULL, client INTEGER, cwd INTEGER,
-        branch INTEGER, started_at INTEGER, ended_at INTEGER, prompt TEXT, turns INTEGER NOT NULL DEFAULT 0,
+        branch INTEGER, started_at INTEGER, ended_at INTEGER, title TEXT, turns INTEGER NOT NULL DEFAULT 0,
         messages INTEGER NOT NULL DEFAULT 0, parts INTEGER NOT NULL DEFAULT 0, tool_calls INTEGER NOT NULL DEFAULT 0,
         errors INTEGER NOT NULL DEFAULT 0, UNIQUE (session_id, machine))""",
     "CREATE INDEX sessions_by_end ON sessions (ended_at)",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +21,9 @@ if TYPE_CHECKING:
 _MAX_SHOWN = 5
 _NEAR_IDS = 500
 _SHORT_ID = 8
-_MAX_TITLE = 200
 _TOKENS = ", ".join(TokenCounts._fields)
 _HAS_TOKENS = f"({' | '.join(TokenCounts._fields)}) <> 0"
-_COLUMNS = """id, session_id, started_at, ended_at, prompt, turns, messages, parts, tool_calls, errors,
+_COLUMNS = """id, session_id, started_at, ended_at, title, turns, messages, parts, tool_calls, errors,
 machine, client, cwd, branch"""
 _FEW = 1000
 """If more sessions are asked for, and these are most of them, all are read: that is faster than a list of numbers."""
@@ -68,7 +66,7 @@ def read_sessions(index: Index, numbers: Sequence[int], prices: PriceTable) -> d
     found = {row[0]: row for row in rows}
     names = read_names(index.connection, {each for row in found.values() for each in row[-4:]})
     titles = read_titles(index.home)
-    usage = _read_usage(index.connection, chosen, prices)
+    usage = read_model_tokens(index.connection, chosen, prices)
     return {
         each: _to_document(found[each], names, usage.get(each) or [], prices, titles)
         for each in numbers
@@ -193,7 +191,7 @@ def _is_chosen(column: str, chosen: str | None) -> str:
     return "true" if chosen is None else f"{column} IN (SELECT value FROM json_each(:chosen))"
 
 
-def _read_usage(connection: Connection, chosen: str | None, prices: PriceTable) -> dict[int, list[ModelTokens]]:
+def read_model_tokens(connection: Connection, chosen: str | None, prices: PriceTable) -> dict[int, list[ModelTokens]]:
     """Return the tokens of each chosen session by model, the model with the most output first.
 
     `chosen` is a JSON array of numbers, or None for all sessions.
@@ -247,29 +245,35 @@ def _read_long(connection: Connection, chosen: str | None, models: Sequence[int]
     return found
 
 
-def _add_up(by_model: list[ModelTokens], prices: PriceTable) -> tuple[TokenCounts, Cost]:
+def price_models(by_model: list[ModelTokens], prices: PriceTable) -> tuple[TokenCounts, float | None, list[str]]:
+    """Return the tokens, their cost, and the models without a price."""
+    if len(by_model) == 1 and by_model[0][2] is None and (price := prices.find(by_model[0][0])) is not None:
+        # This is so for most sessions.
+        tokens = by_model[0][1]
+        return tokens, round(price.cost_of(tokens), 6) if any(tokens) else None, []
     tokens, cost = TokenCounts(), Cost()
     for model, counts, long in by_model:
-        tokens = counts if len(by_model) == 1 else tokens + counts
+        tokens += counts
         cost.add(prices, model, counts, long)
-    return tokens, cost
+    return tokens, cost.rounded, cost.list_unpriced()
 
 
 def _to_document(
     row: tuple[Any, ...], names: Names, by_model: list[ModelTokens], prices: PriceTable, titles: Mapping[str, str]
 ) -> Document:
-    tokens, cost = _add_up(by_model, prices)
-    (_, session_id, started_at, ended_at, prompt, turns, messages, parts, tool_calls, errors, *places) = row
-    machine, client, cwd, branch = (names[each] for each in places)
+    tokens, cost, unpriced = price_models(by_model, prices)
+    (_, session_id, started_at, ended_at, title, turns, messages, parts, tool_calls, errors, *places) = row
+    machine, client, cwd, branch = places
+    folder = names[cwd]
     return {
         "session_id": session_id,
-        "client": client,
-        "machine": machine,
-        "project": project_of(cwd),
-        "cwd": cwd,
-        "branch": branch,
-        "models": [model for model, *_ in by_model if model],
-        "title": titles.get(session_id) or clean_title(prompt),
+        "client": names[client],
+        "machine": names[machine],
+        "project": project_of(folder),
+        "cwd": folder,
+        "branch": names[branch],
+        "models": [each[0] for each in by_model if each[0]],
+        "title": titles.get(session_id) or title,
         "started_at": to_text(started_at),
         "ended_at": to_text(ended_at),
         "turns": turns,
@@ -278,38 +282,6 @@ def _to_document(
         "tool_calls": tool_calls,
         "errors": errors,
         "tokens": tokens.as_document(),
-        **cost.as_document(),
+        "cost_usd": cost,
+        "unpriced_models": unpriced,
     }
-
-
-# What Claude Code and Codex put around or before the words of the user. Compiled when the first prompt has some of it.
-_WRAPPER = (
-    r"(?s)<(system-reminder|local-command-caveat|local-command-stdout|local-command-stderr|command-message|"
-    r"command-contents|bash-stdout|bash-stderr|environment_context|user_instructions|INSTRUCTIONS|ide_opened_file|"
-    r"ide_selection|ide_diagnostics)\b[^>]*>.*?(?:</\1>|\Z)"
-)
-_COMMAND = r"(?s)<command-name>(.*?)</command-name>|<bash-input>(.*?)</bash-input>"
-_ARGUMENTS = r"(?s)<command-args>(.*?)(?:</command-args>|\Z)"
-_CAVEAT = r"\s*Caveat: The messages below were generated by the user while running local commands\.[^\n]*"
-_AGENTS_FILE = r"\s*# AGENTS\.md instructions for [^\n]*"
-
-
-def clean_title(prompt: str | None) -> str | None:
-    """Return the first prompt as one line without what clients add to it; None if nothing is left."""
-    if not prompt:
-        return None
-    text = prompt
-    if "<" in text or "Caveat: " in text or "# AGENTS.md" in text:
-        text = _unwrap(text)
-    line = " ".join(text.split())
-    return (line if len(line) <= _MAX_TITLE else f"{line[: _MAX_TITLE - 1]}…") or None
-
-
-def _unwrap(prompt: str) -> str:
-    text = re.sub(_WRAPPER, " ", prompt)
-    text = re.sub(_AGENTS_FILE, " ", re.sub(_CAVEAT, " ", text), count=1)
-    arguments = re.search(_ARGUMENTS, text)
-    if command := re.search(_COMMAND, text):
-        words = [command[1] or f"! {command[2]}", arguments[1] if arguments else ""]
-        text = f"{' '.join(words)} {re.sub(_ARGUMENTS, ' ', re.sub(_COMMAND, ' ', text))}"
-    return text

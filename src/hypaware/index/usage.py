@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hypaware.index.figures import Figures, TokenTally, to_date
 from hypaware.index.filters import Filters, project_of, read_names
 from hypaware.index.prices import PriceTable
-from hypaware.index.sessions import session_document
+from hypaware.index.sessions import price_models, read_model_tokens, session_document
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -31,14 +31,17 @@ def summarize_usage(
     several projects share that name; `cwd` is its path. A key is None if the rows do not have the property.
     """
     figures = Figures(index.connection, filters, prices)
-    groups, total = _read_groups(index.connection, figures, by)
-    keys = _name_keys(index.connection, by, groups)
-    rows = [{**keys[key], **group.as_document(prices)} for key, group in groups.items()]
+    if by == "session" and figures.has_whole_sessions:
+        rows, total = _read_whole_sessions(index.connection, figures, prices)
+    else:
+        groups, total = _read_groups(index.connection, figures, by)
+        keys = _name_keys(index.connection, by, groups)
+        rows = [keys[key] | group.as_document(prices) for key, group in groups.items()]
     if by in _TIMES:
         rows.sort(key=lambda row: str(row["key"]))
         rows = rows if limit is None else rows[max(0, len(rows) - limit) :]
     else:
-        rows.sort(key=lambda row: (-(row["cost_usd"] or 0.0), -sum(row["tokens"].values()), str(row["key"])))
+        rows.sort(key=_sort_key)
         rows = rows[:limit]
     return {
         "by": by,
@@ -49,7 +52,13 @@ def summarize_usage(
     }
 
 
+def _sort_key(row: Document) -> tuple[float, int, str]:
+    return -(row["cost_usd"] or 0.0), -sum(row["tokens"].values()), row["key"] or ""
+
+
 class _Group:
+    __slots__ = ("sessions", "tokens")
+
     def __init__(self, sessions: int = 0) -> None:
         self.sessions = sessions
         self.tokens = TokenTally()
@@ -57,6 +66,25 @@ class _Group:
     def as_document(self, prices: PriceTable) -> Document:
         tokens, cost = self.tokens.add_up(prices)
         return {"sessions": self.sessions, "tokens": tokens.as_document(), **cost.as_document()}
+
+
+def _read_whole_sessions(connection: Connection, figures: Figures, prices: PriceTable) -> tuple[list[Document], _Group]:
+    """Return the rows by session, and the total. There can be many, so each costs as little as possible."""
+    tokens = read_model_tokens(connection, None, prices)
+    rows = []
+    for number, session_id in figures.list_session_ids():
+        counts, cost, unpriced = price_models(tokens.get(number) or [], prices)
+        rows.append(
+            {
+                "key": session_id,
+                "sessions": 1,
+                "tokens": counts.as_document(),
+                "cost_usd": cost,
+                "unpriced_models": unpriced,
+            }
+        )
+    _, total = _read_groups(connection, figures, "machine")
+    return rows, total
 
 
 def _read_groups(connection: Connection, figures: Figures, by: str) -> tuple[dict[Any, _Group], _Group]:
@@ -67,9 +95,9 @@ def _read_groups(connection: Connection, figures: Figures, by: str) -> tuple[dic
     names = read_names(connection, (row.model for row in rows))
     groups: defaultdict[Any, _Group] = defaultdict(_Group)
     total = _Group(figures.count_sessions()[None])
-    for row in rows:
-        for group in (groups[to_key(row.keys[0])], total):
-            group.tokens.add(names[row.model], row.tokens, row.over)
+    for (value, *_), model, _, tokens, over in rows:
+        groups[to_key(value)].tokens.add(names[model], tokens, over)
+        total.tokens.add(names[model], tokens, over)
     if key == by:
         counts = figures.count_sessions(key)
     else:

@@ -16,7 +16,7 @@ from hypaware import faults
 from hypaware.index import blocks
 from hypaware.index.blocks import BlockEntry
 from hypaware.index.database import write_meta
-from hypaware.index.parts import Part, is_command, month_of, prompt_of
+from hypaware.index.parts import Part, clean_title, is_command, month_of, prompt_of
 from hypaware.index.schema import (
     IS_CALL,
     IS_COUNTED,
@@ -321,13 +321,13 @@ class IndexWriter:
             run(f"DELETE FROM {table} WHERE session IN (SELECT session FROM touched)")
         figures = run(_SESSIONS).fetchall()
         cached: dict[int, dict[int, str | None]] = {}
-        prompts = [(self._read_prompt(session, cached), session) for *_, session in figures]
+        titles = [(clean_title(self._read_prompt(session, cached)), session) for *_, session in figures]
         self.connection.executemany(
             "UPDATE sessions SET started_at = ?, ended_at = ?, client = ?, cwd = ?, branch = ?,"
             " messages = ?, turns = ?, parts = ?, tool_calls = ?, errors = ? WHERE id = ?",
             figures,
         )
-        self.connection.executemany("UPDATE sessions SET prompt = ? WHERE id = ?", prompts)
+        self.connection.executemany("UPDATE sessions SET title = ? WHERE id = ?", titles)
         # The totals hold the clients of their sessions.
         for statement in (_ACTIVITY, _TOTALS, _LONG, _LONG_TOTALS, _TOOLS, _TOOL_TOTALS):
             run(statement)

@@ -45,7 +45,7 @@ def render_json(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterato
     """
     separator = b"["
     for objects in _json_objects(schema, batches):
-        yield _escape_json(separator + b"\n" + b",\n".join(objects))
+        yield escape_json(separator + b"\n" + b",\n".join(objects))
         separator = b","
     yield b"[]\n" if separator == b"[" else b"\n]\n"
 
@@ -53,7 +53,7 @@ def render_json(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterato
 def render_jsonl(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
     """Render one object per line, as `render_json` does."""
     for objects in _json_objects(schema, batches):
-        yield _escape_json(b"\n".join(objects) + b"\n")
+        yield escape_json(b"\n".join(objects) + b"\n")
 
 
 def _json_objects(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[list[bytes]]:
@@ -76,12 +76,6 @@ def unique_names(names: Iterable[str]) -> list[str]:
             number += 1
         unique.append(shown)
     return unique
-
-
-def _escape_json(chunk: bytes) -> bytes:
-    if chunk.isascii() and b"\x7f" not in chunk:
-        return chunk
-    return escape_json(chunk.decode()).encode()
 
 
 def render_csv(schema: pa.Schema, batches: Iterable[pa.RecordBatch], on_terminal: bool = False) -> Iterator[bytes]:

@@ -9,9 +9,9 @@ import pytest
 
 from hypaware.errors import HypError
 from hypaware.index.filters import Filters
+from hypaware.index.parts import clean_title
 from hypaware.index.prices import read_prices
 from hypaware.index.sessions import (
-    clean_title,
     find_last_session,
     find_session,
     list_sessions,
