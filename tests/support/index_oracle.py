@@ -237,8 +237,8 @@ def assert_sums_agree(index: Index) -> None:
     for table in ("totals", "long_totals"):
         places = f"SELECT session, machine, client FROM {table}"
         of_sessions = f"SELECT id, machine, client FROM sessions WHERE id IN (SELECT session FROM {table})"
-        found, expected = (set(map(tuple, index.connection.execute(each))) for each in (places, of_sessions))
-        assert found == expected
+        of_rows, of_their_sessions = (set(map(tuple, index.connection.execute(each))) for each in (places, of_sessions))
+        assert of_rows == of_their_sessions
 
 
 def assert_no_orphans(index: Index) -> None:
