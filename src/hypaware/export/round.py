@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from hypaware import faults, telemetry
 from hypaware.errors import Cancelled, HypError
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hypaware.home import Home
     from hypaware.state.store import StateStore
 
+T = TypeVar("T")
 _PAGE_ROWS = 50_000
 # A destination that refuses everything is broken or not the intended one: stop before the dead letters pile up.
 MAX_LETTERS_PER_ROUND = 100
@@ -86,6 +87,11 @@ class StreamRound:
         self._inherited: list[tuple[int, int]] = []
         self._uncertain = False
         """Whether the destination may have the current chunk without our knowledge."""
+        self._next_page: _WorkAhead[PreparedRows] = _WorkAhead()
+        self._page_rows = min(self.sink.limits.rows, _PAGE_ROWS)
+        """The first page holds about one chunk, so that a backlog starts to flow at once. Each further one is twice as
+        large."""
+        self._next_chunk: _WorkAhead[PreparedRows] = _WorkAhead()
 
     async def run(self) -> StreamReport:
         """Run the round under the stream's lock; wait up to `max_wait` for another round to release it."""
@@ -135,18 +141,18 @@ class StreamRound:
         end = high_water
         if self._inherited and not self.sink.drops_known_rows():
             end = max(self._inherited[0][0], self._load_stream()[0].watermark or 0)
-        prefetch = _Prefetch(self._rows, end)
         finished = 0
         try:
             while self.budget is None or finished < self.budget:
                 async with self.slots:
-                    if not await self._deliver_next(prefetch, end):
+                    if not await self._deliver_next(end):
                         break
                 finished += 1
             else:
                 self._report.drained = False
         finally:
-            await prefetch.close()
+            await self._next_chunk.close()
+            await self._next_page.close()
         if end < high_water and self._report.drained:
             after, last = self._inherited[0]
             raise hold_inherited(self.key, self.lake.count(self.key.dataset, self.key.source, max(after, end), last))
@@ -159,7 +165,7 @@ class StreamRound:
         assert stream is not None
         return stream, intent
 
-    async def _deliver_next(self, prefetch: _Prefetch, high_water: int) -> bool:
+    async def _deliver_next(self, high_water: int) -> bool:
         """Deliver the pending or the next intent. Returns False if there was none."""
         stream, intent = self._load_stream()
         watermark = stream.watermark or 0
@@ -179,7 +185,7 @@ class StreamRound:
                 watermark = stream.watermark or 0
             if watermark == high_water:
                 return False
-            prepared = await prefetch.take(watermark)
+            prepared = await self._next_page.take(watermark, self._page_reader(watermark, high_water))
             self._rollback.require_keys(stream, prepared)
             chunks = cut_chunks(
                 self.key, self._planned_under or self.identity, watermark, prepared.reached, prepared.seqs,
@@ -199,7 +205,9 @@ class StreamRound:
             # Before the first byte leaves: if the state is lost, the mirror must know the ids that may have been sent.
             mirror.write_mirror(self.home.mirror, self.store)
             _after_mirror()
-            prefetch.start(prepared.reached)
+            self._page_rows = min(2 * self._page_rows, _PAGE_ROWS)
+            if prepared.reached < high_water:
+                self._next_page.start(prepared.reached, self._page_reader(prepared.reached, high_water))
         due = deque(intent.due)
         uncertain: set[str] = set()
         if prepared is None:
@@ -213,7 +221,8 @@ class StreamRound:
             chunk = due.popleft()
             self._uncertain = chunk.id in uncertain
             # The replacements of a chunk come next: chunks are sent in order.
-            due.extendleft(reversed(await self._deliver_chunk(chunk, prepared, watermark)))
+            replacements = await self._deliver_chunk(chunk, prepared, watermark, due[0] if due else None)
+            due.extendleft(reversed(replacements))
         if prepared and not intent.chunks:
             self._report.add_gate_report(prepared.gate_report)
         with self.store.transaction() as connection:
@@ -222,10 +231,13 @@ class StreamRound:
         self._report.last = intent.last
         return True
 
+    def _page_reader(self, after: int, until: int) -> Callable[[], PreparedRows]:
+        return partial(self._rows.prepare, after, until, self._page_rows)
+
     async def _deliver_chunk(
-        self, chunk: PlannedChunk, prepared: PreparedRows | None, acked_to: int
+        self, chunk: PlannedChunk, prepared: PreparedRows | None, acked_to: int, following: PlannedChunk | None
     ) -> Sequence[PlannedChunk]:
-        """Deliver the chunk. Returns the chunks that replace it, if it was split.
+        """Deliver the chunk, and pack the following one while it is sent. Returns its replacements, if it was split.
 
         `prepared` is None if another round left the intent.
         """
@@ -234,10 +246,12 @@ class StreamRound:
             if has_chunk:
                 return self._acknowledge(chunk, chunk.rows, 0, GateReport())
             self._uncertain = has_chunk is None
-        if prepared and prepared.after <= chunk.after and chunk.last <= prepared.reached:
-            rows = prepared.slice(chunk)
-        else:
+        if prepared is None:
             rows = await asyncio.to_thread(self._rows.prepare, chunk.after, chunk.last)
+        else:
+            rows = await self._next_chunk.take(chunk.id, partial(self._rows.pack, prepared, chunk))
+            if following:
+                self._next_chunk.start(following.id, partial(self._rows.pack, prepared, following))
         # No rows left after a purge or the privacy gate: there is nothing to send, and nothing can be missing.
         while rows.seqs:
             if chunk.unsent:
@@ -354,33 +368,22 @@ class StreamRound:
         return parts
 
 
-class _Prefetch:
-    """Reads, gates and encodes the next page while the last one is sent; never more than one page.
+class _WorkAhead(Generic[T]):
+    """Does the next piece of work on a worker thread while the last one is sent; never more than one piece."""
 
-    The first page holds about one chunk, so that a backlog starts to flow at once. Each further page is twice as large.
-    """
+    def __init__(self) -> None:
+        self._key: object = None
+        self._task: asyncio.Task[T] | None = None
 
-    def __init__(self, source: RowSource, until: int) -> None:
-        self._source, self._until = source, until
-        self._task: asyncio.Task[PreparedRows] | None = None
-        self._after = -1
-        self._page_rows = min(source.sink.limits.rows, _PAGE_ROWS)
+    def start(self, key: object, work: Callable[[], T]) -> None:
+        self._key, self._task = key, asyncio.create_task(asyncio.to_thread(work))
 
-    def start(self, after: int) -> None:
-        if after < self._until:
-            self._after = after
-            reading = asyncio.to_thread(self._source.prepare, after, self._until, self._page_rows)
-            self._task = asyncio.create_task(reading)
-            self._page_rows = min(2 * self._page_rows, _PAGE_ROWS)
-
-    async def take(self, after: int) -> PreparedRows:
-        """Return the page after this sequence, which is below the end."""
-        if self._task is None or self._after != after:
+    async def take(self, key: object, work: Callable[[], T]) -> T:
+        """Return the result that was started under this key, or else do the work now."""
+        if self._key != key:
             await self.close()
-            self.start(after)
         task, self._task = self._task, None
-        assert task is not None
-        return await task
+        return await (task or asyncio.to_thread(work))
 
     async def close(self) -> None:
         task, self._task = self._task, None

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -195,12 +196,6 @@ class PreparedRows:
         names = {dataset.key_column, *dataset.key_parts} & set(self.table.column_names)
         return [dataset.key_of(row) for row in self.table.select(sorted(names)).to_pylist()]
 
-    def slice(self, chunk: PlannedChunk) -> PreparedRows:
-        after, last = chunk.after, chunk.last
-        start, stop = bisect_right(self.seqs, after), bisect_right(self.seqs, last)
-        rows, payload = self.table.slice(start, stop - start), self.payload.slice(start, stop)
-        return PreparedRows(rows, payload, after, last, self.gate_report.slice(after, last))
-
 
 @dataclass(frozen=True)
 class RowSource:
@@ -224,14 +219,28 @@ class RowSource:
             page = self.lake.page(self.key.dataset, self.key.source, after, until, most)
             rows, reached = page.rows, page.reached
         table, gate_report = self.gate.filter_rows(self.key.dataset, rows)
-        try:
+        with self._report_failure("encode", len(table)):
             payload = self.sink.encode(table if self.sink.wants_sequence else table.drop_columns([SEQ]))
+        return PreparedRows(table, payload, after, reached, gate_report)
+
+    def pack(self, prepared: PreparedRows, chunk: PlannedChunk) -> PreparedRows:
+        """Return the rows of one chunk, packed for the sink. Blocks."""
+        after, last, seqs = chunk.after, chunk.last, prepared.seqs
+        start, stop = bisect_right(seqs, after), bisect_right(seqs, last)
+        with self._report_failure("pack", stop - start):
+            payload = self.sink.pack(prepared.payload.slice(start, stop))
+        rows = prepared.table.slice(start, stop - start)
+        return PreparedRows(rows, payload, after, last, prepared.gate_report.slice(after, last))
+
+    @contextmanager
+    def _report_failure(self, step: str, rows: int) -> Iterator[None]:
+        try:
+            yield
         except HypError:
             raise
         except Exception as error:
-            problem = f"the sink {self.key.sink} could not encode {len(table)} rows: {type(error).__name__}: {error}"
+            problem = f"the sink {self.key.sink} could not {step} {rows} rows: {type(error).__name__}: {error}"
             raise HypError(problem, kind="sink_failed") from error
-        return PreparedRows(table, payload, after, reached, gate_report)
 
 
 def cut_chunks(

@@ -169,6 +169,14 @@ class Sink(ABC):
     def encode(self, rows: pa.Table) -> Payload:
         """Encode rows, given in sequence order, for transport. Runs on a worker thread."""
 
+    def pack(self, payload: Payload) -> Payload:
+        """Prepare the payload of one chunk for `ship`: join, compress, hash.
+
+        Runs on a worker thread, usually while the previous chunk is sent. Nothing may leave this machine here. `ship`
+        may also be given a payload that was not packed.
+        """
+        return payload
+
     @abstractmethod
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
         """Send the chunk and return the number of bytes accepted. The chunk is durable when this returns.

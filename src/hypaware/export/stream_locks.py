@@ -6,7 +6,6 @@ The file is `delivery/locks/<16 hex of the sha256 of the stream's exact names>.l
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Iterable, Iterator
@@ -36,6 +35,9 @@ def try_lock_stream(home: Home, key: StreamKey) -> ExitStack | None:
 
 async def acquire_lock(home: Home, key: StreamKey, wait: float) -> ExitStack:
     """Take the lock without blocking the event loop. Raises Retryable (`stream_busy`) after `wait` seconds."""
+    # Imported here: a command that finds nothing to deliver must not load it.
+    import asyncio
+
     deadline = time.monotonic() + wait
     while (lock := try_lock_stream(home, key)) is None:
         if time.monotonic() >= deadline:

@@ -127,6 +127,10 @@ class _FaultySink(Sink):
     def encode(self, rows: pa.Table) -> Payload:
         return _MarkedPayload(self._sink.encode(rows), rows.column("message_id").to_pylist())
 
+    def pack(self, payload: Payload) -> Payload:
+        assert isinstance(payload, _MarkedPayload)
+        return _MarkedPayload(self._sink.pack(payload.payload), payload.messages)
+
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
         assert isinstance(payload, _MarkedPayload)
         with self._faults.around_send():

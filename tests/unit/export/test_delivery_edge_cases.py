@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,9 +18,15 @@ from hypaware.config.schema import Config, SinkConfig
 from hypaware.errors import HypError, Retryable
 from hypaware.export import dead_letter_rows, retry, round, sink_registry, stream_destination, stream_locks
 from hypaware.export.delivery import DeliveryOptions, Driver, gather_all, replay_letter
-from hypaware.export.round import _Prefetch
-from hypaware.export.rows import PreparedRows, RowSource
-from hypaware.export.sink import Chunk, ChunkLimits, Destination, Payload, Sink, StreamCoverage
+from hypaware.export.round import _WorkAhead
+from hypaware.export.sink import (
+    Chunk,
+    ChunkRefused,
+    Destination,
+    Payload,
+    SinkSettings,
+    StreamCoverage,
+)
 from hypaware.export.status import SinkReport
 from hypaware.home import Home
 from hypaware.state import dead_letters, flushes, mirror, store, streams
@@ -29,6 +36,7 @@ from hypaware.testing import fault_injection
 from hypaware.testing.fault_injection import Faults, run_in_child
 from hypaware.testing.folder_sink import FOLDER, FolderDestination, FolderSink
 from hypaware.testing.sample_lake import DATASET, SampleLake, sample_row
+from tests.support.processes import PATIENCE
 
 SINK = "here"
 KEY = StreamKey(SINK, DATASET, "claude")
@@ -389,8 +397,8 @@ def test_a_retry_after_of_years_is_cut_to_a_day(requested: float) -> None:
 
 
 @pytest.mark.hazard(29)
-def test_a_cancellation_is_not_swallowed_while_the_prefetch_is_closed() -> None:
-    async def read_slowly() -> PreparedRows:
+def test_a_cancellation_is_not_swallowed_while_work_ahead_is_closed() -> None:
+    async def read_slowly() -> None:
         try:
             await asyncio.Event().wait()
         finally:
@@ -399,8 +407,7 @@ def test_a_cancellation_is_not_swallowed_while_the_prefetch_is_closed() -> None:
         raise AssertionError("it waits forever")
 
     async def closes() -> None:
-        sink = mock.Mock(spec=Sink, limits=ChunkLimits(3, 100))
-        ahead = _Prefetch(RowSource(mock.Mock(), mock.Mock(), sink, KEY), 10)
+        ahead: _WorkAhead[None] = _WorkAhead()
         ahead._task = asyncio.create_task(read_slowly())
         await asyncio.sleep(0)
         await ahead.close()
@@ -418,6 +425,48 @@ def test_a_cancellation_is_not_swallowed_while_the_prefetch_is_closed() -> None:
         await asyncio.sleep(0)
 
     asyncio.run(cancelled())
+
+
+class _PackedWhileSending(FolderSink):
+    """Sends the second of three chunks only after the third one was packed."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        super().__init__(settings)
+        self._packed = 0
+        self._third_packed = threading.Event()
+
+    def pack(self, payload: Payload) -> Payload:
+        self._packed += 1
+        if self._packed == 3:
+            self._third_packed.set()
+        return super().pack(payload)
+
+    async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
+        if chunk.after == 3 and not await asyncio.to_thread(self._third_packed.wait, PATIENCE):
+            raise ChunkRefused("the next chunk was not packed")
+        return await super().ship(chunk, payload, acked_to)
+
+
+def test_the_next_chunk_is_packed_while_the_last_one_is_sent(case: DeliveryCase) -> None:
+    case.commit(9)
+    with fault_injection.register_kind(replace(FOLDER, make=_PackedWhileSending)):
+        (report,) = case.deliver(case.config(here="there"))
+    assert (report.status, report.streams[0].chunks) == ("ok", 3)
+    assert sorted(chunk["last"] for chunk in FolderDestination(case.folder / "there").chunks()) == [3, 6, 9]
+
+
+@pytest.mark.parametrize("step", ["encode", "pack"])
+def test_a_sink_that_fails_before_it_sends_is_reported_with_its_step(case: DeliveryCase, step: str) -> None:
+    def fail(self: FolderSink, _given: object) -> Payload:
+        raise KeyError("a defect of the plugin")
+
+    broken = type("Broken", (FolderSink,), {step: fail})
+    case.commit(3)
+    with fault_injection.register_kind(replace(FOLDER, make=broken)):
+        (report,) = case.deliver(case.config(here="there"))
+    assert _error(report)["kind"] == "sink_failed"
+    assert f"could not {step} 3 rows" in _error(report)["message"]
+    assert case.arrived("there") == []
 
 
 def test_a_waiting_replay_can_be_cancelled_and_notices_that_its_letter_was_dropped(case: DeliveryCase) -> None:
