@@ -30,10 +30,13 @@ def loads(data: bytes | str) -> Any:
     """Parse JSON; raise ValueError with a reason for anything that is not strictly JSON."""
     raw = data.encode("utf-8", "strict") if isinstance(data, str) else data
     value = orjson.loads(raw)
+    return json.loads(raw, parse_constant=_reject_constant) if may_hold_long_number(raw) else value
+
+
+def may_hold_long_number(raw: bytes) -> bool:
+    """Tell whether `orjson.loads` may read a number in this text, or in any of its lines, differently from `loads`."""
     normalized = raw.translate(_NORMALIZE_DIGITS)
-    if _LONG_NUMBER_START in normalized or normalized.startswith(_LONG_NUMBER):
-        return json.loads(raw, parse_constant=_reject_constant)
-    return value
+    return _LONG_NUMBER_START in normalized or normalized.startswith(_LONG_NUMBER)
 
 
 def dumps(value: Any) -> str:

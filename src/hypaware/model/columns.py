@@ -63,6 +63,8 @@ def _coerce_string(value: Any) -> str:
 
 
 def _coerce_integer(value: Any, allowed: range) -> int:
+    if type(value) is int and value in allowed:
+        return value
     # An integer beyond 2^53 is sent as text, so that JavaScript readers keep its digits.
     if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
         value = int(value)

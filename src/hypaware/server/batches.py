@@ -25,7 +25,6 @@ ledger, and a file in incoming/ whose id was removed would look like a batch tha
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import threading
 import time
@@ -43,7 +42,7 @@ from hypaware.server.auth import Caller
 from hypaware.server.health import ServerMetrics, StorageHealth, log, require_free_space
 from hypaware.server.http import BatchHeaders, HttpProblem, unavailable
 from hypaware.server.limits import FairQueue, ServerLimits
-from hypaware.server.validation import BatchClaims, ValidatedRows, ValidatorPool
+from hypaware.server.validation import BatchClaims, ValidatedRows, ValidatorPool, create_batch_file
 from hypaware.spool import segments
 from hypaware.spool.segments import SUFFIX, SpoolFolder
 from hypaware.state import flushes, ledger
@@ -130,17 +129,15 @@ def create_incoming_folder(home: Home, dataset: str) -> SpoolFolder:
     return spool
 
 
-def write_batch_file(spool: SpoolFolder, lines: bytes, rows: int) -> Path:
-    """Write and sync a file. Its name is durable only after the folder is synced, once for many files."""
-    path = incoming_folder(spool) / segments.sealed_file_name(segments.new_segment_name(), rows)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def write_batch_file(spool: SpoolFolder, lines: bytes | Path, rows: int) -> Path:
+    """Write a file, unless a validation worker has written it, and sync it.
+
+    Its name is durable only after the folder is synced, once for many files.
+    """
+    path = lines if isinstance(lines, Path) else create_batch_file(incoming_folder(spool), lines, rows)
     try:
-        try:
-            durable_files.write_all(fd, lines)
-            _before_sync()
-            durable_files.fsync_fd(fd)
-        finally:
-            os.close(fd)
+        _before_sync()
+        durable_files.fsync_file(path)
     except BaseException:
         discard_files([path])
         raise
@@ -391,7 +388,8 @@ class BatchReceiver:
             claims = BatchClaims(
                 batch.dataset, caller.gateway_id, headers.encoding, headers.content_sha, caller.is_stamped
             )
-            rows = self._validators.validate(claims, body)
+            incoming = incoming_folder(self._folders[batch.dataset.name])
+            rows = self._validators.validate(claims, body, incoming)
             self._disk.submit(self._make_durable, batch, rows, answer)
 
     def _make_durable(self, batch: IncomingBatch, rows: ValidatedRows, answer: AnswerBatch) -> None:

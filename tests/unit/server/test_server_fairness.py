@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -79,11 +80,11 @@ def test_a_gateway_with_endless_work_leaves_workers_for_others(
     hostile, honest = server.enrolled("hostile"), server.enrolled("honest")
     validate, released, working = ValidatorPool.validate, threading.Event(), Counter[str]()
 
-    def validate_slowly(self: ValidatorPool, claims: BatchClaims, body: bytes) -> ValidatedRows:
+    def validate_slowly(self: ValidatorPool, claims: BatchClaims, body: bytes, incoming: Path) -> ValidatedRows:
         working[str(claims.gateway_id)] += 1
         if claims.gateway_id == "hostile":
             released.wait(PATIENCE)
-        return validate(self, claims, body)
+        return validate(self, claims, body, incoming)
 
     monkeypatch.setattr(ValidatorPool, "validate", validate_slowly)
     with ThreadPoolExecutor(LIMITS.requests_at_once) as pool:
@@ -101,7 +102,7 @@ def test_a_gateway_with_endless_work_leaves_workers_for_others(
 
 @pytest.mark.parametrize("encoding", [None, "gzip"])
 def test_a_large_batch_is_validated_in_a_worker_however_small_it_is_compressed(
-    encoding: str | None, monkeypatch: pytest.MonkeyPatch
+    encoding: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("it occupies the process that answers requests")
@@ -113,7 +114,7 @@ def test_a_large_batch_is_validated_in_a_worker_however_small_it_is_compressed(
     monkeypatch.setattr(validation, "validate_batch", refuse)
     pool = ValidatorPool(LIMITS, processes=1)
     try:
-        assert pool.validate(BatchClaims(MESSAGES, "gw", encoding, None), body).rows == 2_000
+        assert pool.validate(BatchClaims(MESSAGES, "gw", encoding, None), body, tmp_path).rows == 2_000
     finally:
         pool.close()
 
