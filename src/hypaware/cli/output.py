@@ -24,7 +24,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path, PurePath
 from typing import Any, TextIO
@@ -121,11 +121,7 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
 def format_table(columns: Sequence[str], rows: Iterable[Sequence[object]], width: int | None) -> str:
     """Return a table that breaks lines between words only; if there is no room for the words, one block per row."""
-    from rich import box
     from rich.cells import cell_len
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     values = [list(row) for row in rows]
     cells = [[_cell(value) for value in row] for row in values]
@@ -135,14 +131,44 @@ def format_table(columns: Sequence[str], rows: Iterable[Sequence[object]], width
     room = _UNBOUNDED if width is None else width - _GAP * (len(columns) - 1)
     if sum(least) > room:
         return "\n".join("".join(_field_lines(dict(zip(columns, row, strict=True)))) for row in values)
+    numeric = [_is_numeric([row[at] for row in values]) for at in range(len(columns))]
+    if cells and sum(widths) <= room and "\n" not in "".join(map("".join, texts)):
+        lines = [_table_line(row, widths, numeric, cell_len) for row in (columns, *cells)]
+        rule = "─" * (sum(widths) + _GAP * (len(columns) - 1))
+        return "".join(f"{line}\n" for line in (lines[0], rule, *lines[1:]))
     while sum(widths) > room:
         widest = max(range(len(widths)), key=lambda at: widths[at] - least[at])
         widths[widest] -= 1
+    return _wrapped_table(columns, cells, widths, numeric)
+
+
+def _is_numeric(values: Sequence[object]) -> bool:
+    known = [value for value in values if value is not None]
+    return bool(known) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
+
+
+def _table_line(
+    row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool], cell_len: Callable[[str], int]
+) -> str:
+    padded = []
+    for text, width, is_number in zip(row, widths, numeric, strict=True):
+        blank = " " * (width - cell_len(text))
+        padded.append(blank + text if is_number else text + blank)
+    return (" " * _GAP).join(padded).rstrip()
+
+
+def _wrapped_table(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int], numeric: Sequence[bool]
+) -> str:
+    # Imported here: it takes as long as the rest of a short command, and most tables need no line break.
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for at, column in enumerate(columns):
-        known = [row[at] for row in values if row[at] is not None]
-        numeric = bool(known) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
-        table.add_column(column, justify="right" if numeric else "left", width=widths[at])
+    for column, width, is_number in zip(columns, widths, numeric, strict=True):
+        table.add_column(column, justify="right" if is_number else "left", width=width)
     for row in cells:
         table.add_row(*map(Text, row))
     console = Console(width=_UNBOUNDED, highlight=False, color_system=None)

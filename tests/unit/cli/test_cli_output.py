@@ -12,6 +12,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from hypaware.cli import output
 from hypaware.cli.jobs import ProgressLines, event_handler
@@ -172,3 +173,15 @@ def test_times_with_a_zone_are_shown_in_utc(capfd: Capture) -> None:
     output.emit_fields({"at": datetime(2026, 1, 1, tzinfo=UTC)})
 
     assert capfd.readouterr().out == "at  2026-01-01T00:00:00Z\n"
+
+
+def test_a_table_without_line_breaks_looks_the_same_as_one_with_them() -> None:
+    values: list[object] = [None, 7, 2.5, True, 10**9, "two words", "日本語", "e\u0301", "[bold]x[/bold]", " lead", ""]
+    for at in range(len(values)):
+        rows = [(values[at], values[at - 1], 1), (None, values[at - 2], 22)]
+        cells = [[output._cell(value) for value in row] for row in rows]
+        widths = [max(map(cell_len, (name, *column))) for name, *column in zip(("a", "name", "n"), *cells, strict=True)]
+        numeric = [output._is_numeric(column) for column in zip(*rows, strict=True)]
+        assert output.format_table(("a", "name", "n"), rows, None) == output._wrapped_table(
+            ("a", "name", "n"), cells, widths, numeric
+        )

@@ -31,7 +31,7 @@ from hypaware.server import validation
 from tests.unit.server.test_batch_validation import LIMITS, _body, _claims
 
 validation._LARGE_BATCH = 1
-validation.ValidatorPool(LIMITS, processes=2).validate(_claims(), _body(5), Home.from_environment().root)
+validation.ValidatorPool(LIMITS, processes=2).validate(_claims(), _body(5), Home.from_environment().root.parent)
 print(*(child.pid for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
