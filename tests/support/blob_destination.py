@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from hypaware.export.encoders import PARQUET, Encoder
-from hypaware.export.sink import Chunk, DestinationUnreachable, TablePayload, make_chunk
+from hypaware.export.rows import make_chunk
+from hypaware.export.sink import Chunk, DestinationUnreachable, TablePayload
 from hypaware.export.sinks.blob import parse_location
 from hypaware.export.sinks.blob.blob_sink import BlobSink, BlobStore, make_store
 from hypaware.lake.build import table_from_json_lines

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from aiohttp import web
 
-from hypaware.export.sink import Chunk, LinesPayload, SinkSettings, make_chunk
+from hypaware.export.rows import make_chunk
+from hypaware.export.sink import Chunk, LinesPayload, SinkSettings
 from hypaware.export.sinks.forward.forward_sink import ForwardSink
 from hypaware.home import Home
 from hypaware.lake import schema as lake_schema

@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from hypaware.export.sink import Chunk, make_chunk
+from hypaware.export.rows import make_chunk
+from hypaware.export.sink import Chunk
 from hypaware.lake.build import table_from_json_lines
 from hypaware.lake.schema import file_schema, table_columns
 from hypaware.model import canonical

@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from hypaware.errors import HypError
-from hypaware.export.sink import Chunk, ChunkLimits, Payload, Sink, StreamCoverage, make_chunk
+from hypaware.export.sink import Chunk, ChunkLimits, Payload, Sink, StreamCoverage
 from hypaware.home.identity import Identity
 from hypaware.lake.read import RowPage
 from hypaware.model import datasets
@@ -241,6 +243,17 @@ class RowSource:
         except Exception as error:
             problem = f"the sink {self.key.sink} could not {step} {rows} rows: {type(error).__name__}: {error}"
             raise HypError(problem, kind="sink_failed") from error
+
+
+def make_chunk(
+    stream: StreamKey, gateway_id: str, incarnation: str, after: int, last: int, keys: Sequence[object] = ()
+) -> Chunk:
+    """Return the chunk of a range. Its id depends on nothing that new rows, compaction or moves can change.
+
+    With the `keys` of its rows, a home that was rolled back never gives other rows the same id.
+    """
+    parts = [gateway_id, incarnation, stream.sink, stream.dataset, stream.source, after, last, *keys]
+    return Chunk(sha256(orjson.dumps(parts)).hexdigest()[:32], stream, gateway_id, incarnation, after, last)
 
 
 def cut_chunks(

@@ -13,10 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-import orjson
 
 from hypaware.state.server_clocks import ServerClock
 from hypaware.state.streams import StreamKey
@@ -44,17 +41,6 @@ class Chunk:
     """Whether it was never sent before. If the destination has any of its range, raise RangeOverlap."""
     is_disputed: bool = False
     """Whether some of its rows may have arrived under another incarnation, before this home was rolled back."""
-
-
-def make_chunk(
-    stream: StreamKey, gateway_id: str, incarnation: str, after: int, last: int, keys: Sequence[object] = ()
-) -> Chunk:
-    """Return the chunk of a range. Its id depends on nothing that new rows, compaction or moves can change.
-
-    With the `keys` of its rows, a home that was rolled back never gives other rows the same id.
-    """
-    parts = [gateway_id, incarnation, stream.sink, stream.dataset, stream.source, after, last, *keys]
-    return Chunk(sha256(orjson.dumps(parts)).hexdigest()[:32], stream, gateway_id, incarnation, after, last)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hypaware.export import retry
-from hypaware.export.sink import Chunk, DestinationUnreachable, SinkSettings, make_chunk
+from hypaware.export.rows import make_chunk
+from hypaware.export.sink import Chunk, DestinationUnreachable, SinkSettings
 from hypaware.home import Home
 from hypaware.state.streams import StreamKey
 from hypaware.testing.folder_sink import FolderSink

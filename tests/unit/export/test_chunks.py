@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.export.rows import cut_chunks, halve_chunk, missing_chunks
-from hypaware.export.sink import ChunkLimits, LinesPayload, StreamCoverage, make_chunk
+from hypaware.export.rows import cut_chunks, halve_chunk, make_chunk, missing_chunks
+from hypaware.export.sink import ChunkLimits, LinesPayload, StreamCoverage
 from hypaware.home.identity import Identity
 from hypaware.state.streams import PlannedChunk, StreamKey
 
