@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
@@ -84,8 +83,7 @@ def serve_page(home: Home) -> Iterator[ServedPage]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-m", "hypaware.page.process", str(home.root), "--socket", str(listener.fileno())]
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        env = {"MALLOC_ARENA_MAX": "2", **os.environ}
-        with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], env=env) as process:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()]) as process:
             try:
                 yield ServedPage(home, address, process)
             finally:

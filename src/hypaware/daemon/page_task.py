@@ -201,8 +201,7 @@ def start_page_process(home: Home, listener: socket.socket) -> subprocess.Popen[
             stdout=log_fd,
             stderr=log_fd,
             cwd="/",
-            # Fewer arenas: glibc would keep more memory for each thread than the page needs.
-            env={"MALLOC_ARENA_MAX": "2", **os.environ, "HYP_HOME": str(home.root)},
+            env={**os.environ, "HYP_HOME": str(home.root)},
             pass_fds=(number,),
             start_new_session=True,
         )

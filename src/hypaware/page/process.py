@@ -29,12 +29,12 @@ from aiohttp.typedefs import Handler, Middleware
 from hypaware.home import Home
 from hypaware.page.app import make_local_app
 from hypaware.page.context import PageContext
+from hypaware.page.resources import limit_arenas, lower_priority
 from hypaware.text import escape
 
 log = logging.getLogger("hypaware.page")
 
 IDLE_SECONDS = 900.0
-_NICENESS = 10
 _SHUTDOWN_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
 
@@ -91,6 +91,7 @@ class PageServer:
 
 def serve(home: Home, listener: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
     """Serve the page until SIGINT or SIGTERM. The calling process has to end soon afterwards."""
+    limit_arenas()
     asyncio.run(_run(home, listener, on_ready=on_ready))
 
 
@@ -135,8 +136,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--idle", type=float, default=IDLE_SECONDS, help="end after so many seconds without a request")
     given = parser.parse_args(arguments)
     os.umask(0o077)
-    with suppress(OSError):
-        os.nice(_NICENESS)
+    limit_arenas()
+    lower_priority()
     handler = logging.StreamHandler()
     handler.setFormatter(_PageLogFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING)

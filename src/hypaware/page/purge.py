@@ -38,6 +38,7 @@ from hypaware.page.anchors import session_path
 from hypaware.page.context import PageContext
 from hypaware.page.health import clean
 from hypaware.page.privacy import require_change
+from hypaware.page.resources import start_process
 from hypaware.privacy.ignored_sessions import check_session_id
 from hypaware.text import format_count
 
@@ -151,7 +152,7 @@ class PurgeRun:
             for each in ("json", "log")
         )
         try:
-            process = subprocess.Popen(
+            process = start_process(
                 [sys.executable, "-P", "-m", "hypaware.cli", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,

@@ -22,6 +22,7 @@ from aiohttp import web
 from hypaware.home import Home
 from hypaware.page.app import make_app
 from hypaware.page.context import PageAccess, PageContext
+from hypaware.page.resources import limit_arenas, lower_priority
 from hypaware.server import auth
 from hypaware.server.health import log
 from hypaware.server.page import TeamPageOptions
@@ -30,7 +31,6 @@ from hypaware.server.tls import load_certificate
 from hypaware.server.viewers import ViewerTokens
 from hypaware.state.store import StateStore
 
-_NICENESS = 10
 _OOM_SCORE = "500"
 _MAX_HEADER = 8190
 _QUIET_SECONDS = 75.0
@@ -93,8 +93,8 @@ async def _serve_until_closed(home: Home, options: TeamPageOptions, listeners: l
 def main() -> None:
     given = json.loads(sys.stdin.buffer.readline())
     os.umask(0o077)
-    with suppress(OSError):
-        os.nice(_NICENESS)
+    limit_arenas()
+    lower_priority()
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
