@@ -157,7 +157,11 @@ class PageContext:
         self, request: web.Request, template: str, values: Mapping[str, Any] | None = None, *, status: int = 200
     ) -> web.Response:
         """Return a whole page. Its templates know the request's path and filters."""
-        text = self._templates.get_template(template).render(
+        text = self.render_text(request, template, values)
+        return web.Response(text=text, status=status, content_type="text/html", charset="utf-8")
+
+    def render_text(self, request: web.Request, template: str, values: Mapping[str, Any] | None = None) -> str:
+        return self._templates.get_template(template).render(
             path=request.path,
             query=request.query,
             link=address.Linker(request.path, request.query),
@@ -165,7 +169,6 @@ class PageContext:
             viewer=request.get(VIEWER),
             **(values or {}),
         )
-        return web.Response(text=text, status=status, content_type="text/html", charset="utf-8")
 
     def add_global(self, name: str, value: object) -> None:
         """Make a value or a function known to all templates."""

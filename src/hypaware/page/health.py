@@ -22,6 +22,7 @@ from hypaware import __version__
 from hypaware.home import Home
 from hypaware.index.builder import read_index_status
 from hypaware.page.context import PageContext
+from hypaware.page.early_head import send_early
 from hypaware.page.part_reader import PartReader, Reading
 from hypaware.privacy.redact import mask_secrets
 from hypaware.state import dead_letters
@@ -37,8 +38,8 @@ from hypaware.text import (
     strip_url_credentials,
 )
 
-_FIRST_SECONDS = 0.2
-"""How long the view waits for a part. What takes longer follows in its body."""
+_FIRST_SECONDS = 0.5
+"""How long the view waits for a part, with its head already on the screen. What takes longer follows in its body."""
 _SECONDS = 3.0
 """How long the body of the view waits."""
 _MAX_LETTERS = 5
@@ -150,8 +151,8 @@ def routes(context: PageContext) -> list[web.RouteDef]:
         return []
     reader = HealthReader(context.home)
 
-    async def health(request: web.Request) -> web.Response:
-        return context.render(request, "health.html", await reader.read(_FIRST_SECONDS))
+    async def health(request: web.Request) -> web.StreamResponse:
+        return await send_early(context, request, "health.html", {}, reader.read(_FIRST_SECONDS))
 
     async def body(request: web.Request) -> web.Response:
         return context.render(request, "health_body.html", await reader.read(_SECONDS))

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -29,6 +29,7 @@ from hypaware.page.address import Linker
 from hypaware.page.anchors import session_path
 from hypaware.page.charts import BarChart, Bucket, HeatMap
 from hypaware.page.context import PageContext
+from hypaware.page.early_head import send_early
 from hypaware.page.filter_bar import load_filter_bar
 from hypaware.page.numbers import format_amount, format_document_cost, format_dollars, format_percent
 from hypaware.page.overview_window import DEFAULT_DAYS, OverviewWindow, read_window, to_day
@@ -44,24 +45,28 @@ _DATE_SUFFIX = re.compile(r"-20\d{6}$")
 
 
 def routes(context: PageContext) -> list[web.RouteDef]:
-    async def overview(request: web.Request) -> web.Response:
+    async def overview(request: web.Request) -> web.StreamResponse:
         choices = {name: _read_choice(request.query, name, known) for name, known in _CHOICES.items()}
         window = read_window(request.query, datetime.now(UTC))
-        found, bar = await asyncio.gather(
-            _read(context, window, choices),
-            load_filter_bar(context, request, window.filters, default_days=DEFAULT_DAYS),
-        )
-        is_all = False
-        if not found.trends.totals["parts"] and "days" not in request.query and window.days is not None:
-            # Nothing in the default window: show everything, instead of an empty page.
-            everything = read_window(request.query, window.now, default_days=None)
-            all_found = await _read(context, everything, choices)
-            if all_found.trends.totals["parts"]:
-                window, found, is_all = everything, all_found, True
-        shown = _Overview(request.query, window, found, choices)
-        return context.render(request, "overview.html", {"bar": bar, "shown": shown, "is_all": is_all})
+        # The bar is read first: if there is no home or no index, this says so before the answer begins.
+        bar = await load_filter_bar(context, request, window.filters, default_days=DEFAULT_DAYS)
+        content = _read_content(context, request.query, window, choices)
+        return await send_early(context, request, "overview.html", {"bar": bar}, content)
 
     return [web.get("/", overview)]
+
+
+async def _read_content(
+    context: PageContext, query: Mapping[str, str], window: OverviewWindow, choices: Mapping[str, str]
+) -> dict[str, Any]:
+    found, is_all = await _read(context, window, choices), False
+    if not found.trends.totals["parts"] and "days" not in query and window.days is not None:
+        # Nothing in the default window: show everything, instead of an empty page.
+        everything = read_window(query, window.now, default_days=None)
+        all_found = await _read(context, everything, choices)
+        if all_found.trends.totals["parts"]:
+            window, found, is_all = everything, all_found, True
+    return {"shown": _Overview(query, window, found, choices), "is_all": is_all}
 
 
 def _read_choice(query: Mapping[str, str], name: str, known: Sequence[str]) -> str:

@@ -45,6 +45,8 @@ def lower_priority() -> None:
 
 def start_process(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process with the priority that this one had at its beginning."""
-    if _starter is None:
+
+    def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, **options)
-    return _starter.submit(subprocess.Popen, command, **options).result()
+
+    return start() if _starter is None else _starter.submit(start).result()

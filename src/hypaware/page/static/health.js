@@ -12,6 +12,12 @@ function isLate() {
   return place.querySelector("[data-late]") !== null;
 }
 
+// The head of the page may have been sent before the verdict was known.
+function showVerdict() {
+  const verdict = document.getElementById("verdict")?.textContent;
+  if (verdict) document.title = `${verdict} · Health · HypAware`;
+}
+
 function isSelecting() {
   const selection = document.getSelection();
   return Boolean(selection && !selection.isCollapsed && place.contains(selection.anchorNode));
@@ -23,6 +29,7 @@ function replace(html) {
   const focused = buttons.indexOf(document.activeElement);
   const label = focused >= 0 ? buttons[focused].getAttribute("aria-label") : null;
   place.innerHTML = html;
+  showVerdict();
   for (const id of open) document.getElementById(id)?.setAttribute("open", "");
   if (label) [...place.querySelectorAll("button")].find((each) => each.getAttribute("aria-label") === label)?.focus();
 }
@@ -51,4 +58,5 @@ document.addEventListener("visibilitychange", () => {
   clearTimeout(timer);
   if (!document.hidden) timer = setTimeout(refresh, Math.max(0, last + PAUSE - Date.now()));
 });
+showVerdict();
 timer = setTimeout(refresh, isLate() ? 0 : PAUSE);
