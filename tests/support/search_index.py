@@ -28,6 +28,7 @@ class SamplePart:
     cwd: str = "/home/me/shop"
     client: str = "claude"
     model: str = "claude-opus-4-8"
+    is_error: bool = False
     seq: int | None = None
 
 
@@ -56,14 +57,15 @@ class SearchIndex:
         session = self._session(part)
         names = [self._name(each) for each in (part.role, part.type, part.tool, part.model, part.cwd, part.client)]
         role, type_, tool, model, cwd, client = names
+        flags = schema.IS_ERROR if part.is_error else 0
         block = next(self._blocks)
         keys = blocks.pack([blocks.encode_keys([seq, f"message-{seq}", 0])])
         texts = blocks.pack([blocks.encode_text(part.text, part.tool_args)])
         run("INSERT INTO blocks VALUES (?, ?, ?)", (block, keys, texts))
         run(
             "INSERT INTO parts (seq, session, message, message_index, part_index, at, role, type, tool, model, cwd, "
-            "client, flags, file, block, hash) VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, 0, 0, ?, 0)",
-            (seq, session, seq, seq, part.at, role, type_, tool, model, cwd, client, block),
+            "client, flags, file, block, hash) VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, 0)",
+            (seq, session, seq, seq, part.at, role, type_, tool, model, cwd, client, flags, block),
         )
         run(
             "INSERT INTO activity (session, slot, model, cwd, messages, turns, parts, tool_calls, errors) "

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LIMIT = 20
 _MAX_HITS = 1 << 62
-_FEW = 5000
+_FEW = 3000
 _MAX_TOTAL = 20_000
 MAX_SESSIONS = 200
 """Sessions that are tried one by one before whole months are read."""
@@ -85,6 +85,7 @@ class MatchFinder:
         if index.hides_sessions and self._condition.sql == "true":
             # The words of hidden sessions are in the full text, but their parts are not seen.
             self._condition = Condition("p.seq IS NOT NULL", self._condition.values)
+        self._errors = request.errors
         if request.errors:
             self._condition = Condition(f"{self._condition.sql} AND {IS_FAILED}", self._condition.values)
         self._sessions = _SESSIONS if "s." in self._condition.sql else ""
@@ -108,7 +109,7 @@ class MatchFinder:
     def find(self, now: int) -> FoundParts:
         candidates, count = self._collect()
         if count > _FEW:
-            return self._find_newest(is_dense=len(candidates) == 1)
+            return self._find_newest(is_dense=len(candidates) == 1, least=0 if self._is_filtered else count)
         is_complete = not self._time_limit.is_over
         at = self._select(candidates)
         weights: dict[int, float] = {}
@@ -131,10 +132,11 @@ class MatchFinder:
         for month in self._months:
             found[month] = seqs = []
             statement = f"{MATCHES.format(month=month)} LIMIT :most"
-            for (seq,) in self._time_limit.read(statement, {"words": self._words, "most": _FEW + 1 - count}):
-                seqs.append(seq)
-                if not self._is_filtered:
-                    self._time_limit.note_result()
+            rows = self._time_limit.read(statement, {"words": self._words, "most": _FEW + 1 - count})
+            if not self._is_filtered and (first := next(rows, None)) is not None:
+                self._time_limit.note_result()
+                seqs.append(first[0])
+            seqs += [seq for (seq,) in rows]
             count += len(seqs)
             if count > _FEW or self._time_limit.is_over:
                 break
@@ -197,8 +199,9 @@ class MatchFinder:
                 return None
         return counts
 
-    def _find_newest(self, *, is_dense: bool) -> FoundParts:
-        """Return the newest hits. `is_dense` says that the newest month alone has more matches than can be ranked."""
+    def _find_newest(self, *, is_dense: bool, least: int) -> FoundParts:
+        """Return the newest hits. `is_dense` says that the newest month alone has more matches than can be ranked, and
+        `least` how many parts are known to match."""
         # A prefix is looked up among all words of a month each time.
         one_by_one = is_dense and not self._has_prefix and self._wanted <= _MAX_PAGE
         hits = self._try_sessions() if one_by_one else None
@@ -207,7 +210,7 @@ class MatchFinder:
         if self._wanted == _MAX_HITS:
             return FoundParts(hits, len(hits), order="newest")
         is_complete = not self._time_limit.is_over
-        total = self._count(_MAX_TOTAL)
+        total = max(self._count(_MAX_TOTAL), least)
         is_exact = total <= _MAX_TOTAL and not self._time_limit.is_over
         return FoundParts(hits, max(min(total, _MAX_TOTAL), len(hits)), is_exact, is_complete, "newest")
 
@@ -218,7 +221,11 @@ class MatchFinder:
         for month in self._months:
             values = {**self._condition.values, "words": self._words_of_kind, "most": most + 1 - total}
             statement = f"SELECT 1 FROM ({MATCHES.format(month=month)}) t {source} LIMIT :most"
-            total += sum(1 for _ in self._time_limit.read(statement, values))
+            if self._is_filtered:
+                total += sum(1 for _ in self._time_limit.read(statement, values))
+            else:
+                # Faster, but nothing is known if it is ended.
+                total += sum(count for (count,) in self._time_limit.read(f"SELECT count(*) FROM ({statement})", values))
             if total > most or self._time_limit.is_over:
                 break
         return total
@@ -248,7 +255,10 @@ class MatchFinder:
 
     def _search_session(self, session: int, started_at: int, ended_at: int) -> Iterator[tuple[int, int]]:
         first, last = (f"text_{month_of(moment)}" for moment in (started_at, ended_at))
-        seqs = [seq for (seq,) in self._connection.execute("SELECT seq FROM parts WHERE session = ?", (session,))]
+        # Most sessions have few errors, or none: the rest of them is not searched.
+        failed = f" AND {IS_FAILED}" if self._errors else ""
+        rows = self._connection.execute(f"SELECT p.seq FROM parts p WHERE p.session = ?{failed}", (session,))
+        seqs = [seq for (seq,) in rows]
         for begin, end in _find_runs(sorted(seqs)):
             for month in self._months:
                 if first <= month <= last:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hypaware.errors import HypError, UsageError
+from hypaware.errors import Cancelled, HypError, UsageError
 from hypaware.index.blocks import PartContent, read_contents
 from hypaware.index.filters import Filters, project_of, to_text
 from hypaware.index.matches import (
@@ -59,6 +59,7 @@ def search(
     patience: float | None = None,
     now: float | None = None,
     clock: Callable[[], float] = time.thread_time,
+    is_wanted: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
     """Return `{total, total_is_exact, is_complete, sessions, order, ignored, hits: […]}`, at most `limit` hits.
 
@@ -66,8 +67,8 @@ def search(
     matches, None if there are too many to count. The matches of a hit are marked in its `snippet` by `⟦` and `⟧`, which
     are nowhere else in it. `ignored` are words without letters and digits. After `time_limit` seconds the search ends
     with what it has found, and if that is nothing, after `patience` times as long; `is_complete` is then False. Without
-    `limit` or `time_limit` it goes on to the end. Raise UsageError if the words cannot be parsed, HypError if the index
-    holds no text.
+    `limit` or `time_limit` it goes on to the end. Raise Cancelled if `is_wanted`, which is asked in between, returns
+    False, UsageError if the words cannot be parsed, HypError if the index holds no text.
     """
     if (limit is not None and limit < 1) or offset < 0:
         raise UsageError(f"the limit must be at least 1 and the offset at least 0, not {limit} and {offset}")
@@ -85,8 +86,11 @@ def search(
     )
     moment = int((time.time() if now is None else now) * 1e6)
     seconds = None if limit is None else time_limit
-    with TimeLimit(index.connection, seconds, _PATIENCE if patience is None else patience, clock) as time_left:
+    patience = _PATIENCE if patience is None else patience
+    with TimeLimit(index.connection, seconds, patience, clock, is_wanted) as time_left:
         found = MatchFinder(index, request, time_left).find(moment)
+    if is_wanted is not None and not is_wanted():
+        raise Cancelled("nobody waits for the results of the search any more")
     hits = found.hits[offset : None if limit is None else offset + limit]
     return {
         "total": found.total,

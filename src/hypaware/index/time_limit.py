@@ -3,6 +3,9 @@
 SQLite asks every `_STEPS` instructions of its virtual machine whether it should go on, also while a full-text table
 reads its pages. A statement that is ended early has returned some rows, which count; `is_over` says that there may be
 more. Statements that take fewer instructions are never ended, so a small index is always searched to the end.
+
+Rows are fetched in batches, because a call for each row would take longer than finding it. The first batch has one row
+and each has twice as many as the one before, so at most half of the rows are lost if a statement is ended in a batch.
 """
 
 from __future__ import annotations
@@ -13,17 +16,24 @@ from types import TracebackType
 from typing import Any
 
 _STEPS = 1000
+_LARGEST_BATCH = 256
 
 
 class TimeLimit:
     """Ends statements after `seconds`; if there is no result until then, with the first one or after `patience` times
-    as long."""
+    as long. If nobody wants the results any more, all statements end at once."""
 
     def __init__(
-        self, connection: sqlite3.Connection, seconds: float | None, patience: float, clock: Callable[[], float]
+        self,
+        connection: sqlite3.Connection,
+        seconds: float | None,
+        patience: float,
+        clock: Callable[[], float],
+        is_wanted: Callable[[], bool] | None = None,
     ) -> None:
         self._connection = connection
         self._clock = clock
+        self._is_wanted = is_wanted
         self._seconds = seconds
         self._end = self._last_end = 0.0
         if seconds is not None:
@@ -33,7 +43,7 @@ class TimeLimit:
         self.is_over = False
 
     def __enter__(self) -> TimeLimit:
-        if self._seconds is not None:
+        if self._seconds is not None or self._is_wanted is not None:
             self._connection.set_progress_handler(self._must_end, _STEPS)
         return self
 
@@ -53,10 +63,12 @@ class TimeLimit:
         try:
             self._is_reading = True
             cursor.execute(statement, values)
-            while (row := cursor.fetchone()) is not None:
+            size = 1
+            while rows := cursor.fetchmany(size):
                 self._is_reading = False
-                yield row
+                yield from rows
                 self._is_reading = True
+                size = min(2 * size, _LARGEST_BATCH)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
                 raise
@@ -66,6 +78,10 @@ class TimeLimit:
 
     def _must_end(self) -> bool:
         if not self._is_reading:
+            return False
+        if self._is_wanted is not None and not self._is_wanted():
+            return True
+        if self._seconds is None:
             return False
         now = self._clock()
         return now >= self._last_end or (now >= self._end and self._has_result)

@@ -1,7 +1,7 @@
 """The search: what `hyp search` finds, by session, while one types.
 
 The view is a plain page with a form. With JavaScript the same results, without the page around them (`/lists/search`),
-replace those on the screen at each pause. Words that cannot be read and filters that exclude everything are explained
+replace those on the screen at each key. Words that cannot be read and filters that exclude everything are explained
 in place of the results, so that nothing that was typed is lost.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from hypaware.errors import HypError, UsageError
+from hypaware.errors import Cancelled, HypError, UsageError
 from hypaware.index.filters import Filters, explain_no_match
 from hypaware.index.prices import PriceTable
 from hypaware.index.search import TIME_LIMIT, explain_unknown_name, list_tools
@@ -30,7 +30,7 @@ from hypaware.page.numbers import format_local
 from hypaware.page.session_rows import NO_TITLE, cut_text
 from hypaware.text import escape_cell
 
-PAGE_HITS = 50
+PAGE_HITS = 30
 _SHOWN_HITS = 3
 """Hits of one session that are shown at once; the others are folded."""
 _MAX_OFFSET = 5000
@@ -128,7 +128,12 @@ def routes(context: PageContext) -> list[web.RouteDef]:
     async def answer(request: web.Request, template: str, more: Mapping[str, Any]) -> web.Response:
         asked = read_terms(request.query)
         link = Linker("/search", request.query)
-        found = await context.read(find_hits, asked, context.prices(), link)
+
+        def is_wanted() -> bool:
+            # Who goes on typing does not wait for this answer: the browser closes the connection.
+            return request.transport is not None
+
+        found = await context.read(find_hits, asked, context.prices(), link, is_wanted)
         values = {"asked": asked, "found": found, "roles": _ROLES, "types": _TYPES, "to_search": link}
         return context.render(request, template, {**values, **more})
 
@@ -162,21 +167,29 @@ def read_terms(query: Mapping[str, str]) -> SearchTerms:
 
 
 def find_hits(
-    index: Index, asked: SearchTerms, prices: PriceTable, link: Linker, clock: Callable[[], float] = time.monotonic
+    index: Index,
+    asked: SearchTerms,
+    prices: PriceTable,
+    link: Linker,
+    is_wanted: Callable[[], bool] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> SearchAnswer:
-    """Return the matches by session, or why there are none."""
+    """Return the matches by session, or why there are none. Raise ConnectionAbortedError if nobody wants them."""
     end = clock() + _TIME_FOR_ANSWER
     tools = tuple(tool for tool in list_tools(index, _MAX_TOOLS) if len(tool) <= _LONGEST_TOOL)
     if not asked.words:
         return SearchAnswer([], tools=tools)
     prefix = ""
     try:
-        found = _run(index, asked)
+        found = _run(index, asked, is_wanted=is_wanted)
         beginning = _as_prefix(asked.words)
         if beginning is not None and not found["total"] and found["is_complete"]:
-            by_prefix = _run(index, replace(asked, words=beginning), time_limit=TIME_LIMIT / 2)
+            terms = replace(asked, words=beginning)
+            by_prefix = _run(index, terms, time_limit=TIME_LIMIT / 2, is_wanted=is_wanted)
             if by_prefix["total"]:
                 found, prefix = by_prefix, cut_text(beginning.split()[-1])
+    except Cancelled:
+        raise ConnectionAbortedError("the browser is gone") from None
     except HypError as error:
         return SearchAnswer([], problem=error.message, tools=tools)
     if not found["total"]:
@@ -198,7 +211,13 @@ def find_hits(
     )
 
 
-def _run(index: Index, asked: SearchTerms, limit: int = PAGE_HITS, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
+def _run(
+    index: Index,
+    asked: SearchTerms,
+    limit: int = PAGE_HITS,
+    time_limit: float = TIME_LIMIT,
+    is_wanted: Callable[[], bool] | None = None,
+) -> dict[str, Any]:
     return run_search(
         index,
         asked.words,
@@ -211,6 +230,7 @@ def _run(index: Index, asked: SearchTerms, limit: int = PAGE_HITS, time_limit: f
         offset=asked.offset,
         time_limit=time_limit,
         patience=_LONG_PATIENCE if asked.longer else _PATIENCE,
+        is_wanted=is_wanted,
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypaware.errors import HypError, UsageError
+from hypaware.errors import Cancelled, HypError, UsageError
 from hypaware.index import matches
 from hypaware.index import time_limit as time_limit_module
 from hypaware.index.filters import Filters, to_text
@@ -321,6 +322,35 @@ def test_a_search_without_a_hit_ends_when_patience_does() -> None:
 
         assert (found["hits"], found["total"], found["total_is_exact"]) == ([], 0, False)
         assert found["is_complete"] is False
+
+
+@pytest.mark.parametrize("limit", [5, None])
+@pytest.mark.parametrize("few", [0, 5000])
+def test_a_search_that_nobody_waits_for_ends(few: int, limit: int | None) -> None:
+    parts = [SamplePart("the fox", at=START + n * DAY) for n in range(30)]
+    with opened(parts) as index, limits(_FEW=few), checked_at_every_step():
+        asked = 0
+
+        def is_wanted() -> bool:
+            nonlocal asked
+            asked += 1
+            return asked < 100
+
+        with pytest.raises(Cancelled):
+            run(index, "fox", limit=limit, is_wanted=is_wanted)
+        assert asked < 200, "no statement goes on"
+        assert run(index, "fox", limit=limit)["total"] == 30
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(PARTS, st.booleans()), max_size=25), WORDS, st.sampled_from(LIMITS))
+def test_only_errors_are_found_if_only_they_are_asked_for(
+    drawn: list[tuple[SamplePart, bool]], words: str, patched: dict[str, int]
+) -> None:
+    with opened([replace(part, is_error=is_error) for part, is_error in drawn]) as index, limits(**patched):
+        expected = {seq for seq, part in index.parts.items() if part.is_error and contains(part, words)}
+
+        assert set(found_by(index, words, errors=True)) == expected
 
 
 def test_a_search_for_all_hits_has_no_time_limit() -> None:

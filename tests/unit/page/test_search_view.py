@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import pytest
 
 from hypaware.cli.main import main
+from hypaware.errors import Cancelled
 from hypaware.home import Home
 from hypaware.index.refresh import refresh_index
 from hypaware.page.anchors import message_anchor
@@ -19,6 +22,7 @@ from hypaware.page.context import PageContext
 from hypaware.page.search import PAGE_HITS
 from tests.support.index_home import SONNET, make_home, prompt, response
 from tests.support.page_html import Element, check_policy, parse_html
+from tests.support.processes import PATIENCE
 from tests.support.served_page import ServedPage, serve_app
 
 FIRST, SECOND = "0dc91b82-3238", "7f7951bf-398c"
@@ -281,3 +285,24 @@ def test_hostile_texts_have_no_effect(home: Home, page: ServedPage, text: str) -
     for character in "\x1b\x07\u202e\u2066\u200f":
         assert character not in document.find("main").text
     assert all("".join(mark.texts) == "fox" for mark in group.find_all("mark"))
+
+
+def test_a_search_ends_when_its_browser_has_gone(home: Home, page: ServedPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_sample(home)
+    began, ended = threading.Event(), threading.Event()
+
+    def hold(*_args: object, is_wanted: Callable[[], bool], **_options: object) -> dict[str, Any]:
+        began.set()
+        while is_wanted():
+            assert not ended.wait(0.01)
+        ended.set()
+        raise Cancelled
+
+    monkeypatch.setattr("hypaware.page.search.run_search", hold)
+    with socket.create_connection(("127.0.0.1", page.port)) as connection:
+        connection.sendall(f"GET /lists/search?q=deploy HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n\r\n".encode())
+        assert began.wait(PATIENCE)
+
+    assert ended.wait(PATIENCE)
+    monkeypatch.undo()
+    assert page.ask("/search").status == 200
