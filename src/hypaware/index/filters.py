@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 
 from hypaware.errors import UsageError
 from hypaware.index.schema import SLOT
+from hypaware.index.session_traits import OtherNames, list_trait_terms
 from hypaware.index.time_zones import find_zone
 from hypaware.model.dates import parse_date
 
@@ -47,6 +48,12 @@ class Filters:
     """A tool that the session has called, at any time."""
     failed: str | None = None
     """A tool of which a call has failed in the session."""
+    weekday: int | None = None
+    """A day of the week, 0 is Monday, on which the session was active. See `hypaware.index.session_traits`."""
+    hour: int | None = None
+    """An hour of the day at which the session was active; with `weekday`, the hour of that day."""
+    others: OtherNames | None = None
+    """Something else than these names that the session has used."""
     excluded: frozenset[int] = frozenset()
     """Numbers of sessions (`sessions.id`) that never match."""
     timezone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
@@ -58,7 +65,8 @@ class Filters:
     @property
     def is_empty(self) -> bool:
         values = (self.project, self.client, self.model, self.since, self.until, self.machine, self.person)
-        return all(value is None for value in (*values, self.tool, self.failed)) and not self.excluded
+        traits = (self.tool, self.failed, self.weekday, self.hour, self.others)
+        return all(value is None for value in (*values, *traits)) and not self.excluded
 
 
 def make_filters(
@@ -219,6 +227,7 @@ def _session_terms(connection: Connection, filters: Filters) -> tuple[list[str],
             terms.append(
                 f"EXISTS (SELECT 1 FROM tool_totals t WHERE t.session = s.id AND t.tool IN ({ids}) AND t.{count} > 0)"
             )
+    terms += list_trait_terms(connection, filters, _name_terms(connection, filters, "a"))
     if filters.excluded:
         terms.append(f"s.id NOT IN ({', '.join(map(str, sorted(filters.excluded)))})")
     return terms, values

@@ -2,7 +2,8 @@
 
 The names are those of the commands' options, so that a view and its command read the same: `days=30` are the last 30
 days with today, `days=all` is all time, and `since` and `until` replace both. `tool` and `failed` are names of tools
-that a session has called, and that have failed in it.
+that a session has called, and that have failed in it. `weekday=mon` and `hour=14` are when it was active, `others` is a
+key and names: sessions with something else.
 """
 
 from __future__ import annotations
@@ -14,20 +15,26 @@ from urllib.parse import urlencode
 
 from hypaware.errors import UsageError
 from hypaware.index.filters import Filters, make_filters, to_moment
+from hypaware.index.session_traits import parse_hour, parse_others, parse_weekday
 from hypaware.text import escape_cell
 
-FILTERS = ("project", "client", "model", "machine", "person", "tool", "failed", "days", "since", "until", "timezone")
+_TRAITS = ("weekday", "hour", "others")
+FILTERS = (
+    *("project", "client", "model", "machine", "person", "tool", "failed"),
+    *_TRAITS,
+    *("days", "since", "until", "timezone"),
+)
 ALL_DAYS = "all"
 PLACES = ("before", "offset")
 """Where a page of a list begins. Links to a changed view begin at its first page."""
-_NAMES = tuple(name for name in FILTERS if name != "days")
+_NAMES = tuple(name for name in FILTERS if name not in ("days", *_TRAITS))
 _MAX_DAYS = 36_500
 
 
 def read_filters(query: Mapping[str, str], *, default_days: int | None = None, now: datetime | None = None) -> Filters:
     """Return the filters of an address; without days and dates, those of the last `default_days`.
 
-    Raise UsageError for an invalid number of days, date or zone.
+    Raise UsageError for an invalid number of days, date, zone, weekday or hour.
     """
     moment = now or datetime.now(UTC)
     given = {name: query[name] for name in _NAMES if query.get(name)}
@@ -36,6 +43,13 @@ def read_filters(query: Mapping[str, str], *, default_days: int | None = None, n
     except RuntimeError:
         # `~name` of a user that does not exist.
         raise UsageError(f"the project {escape_cell(given['project'])} is not a folder") from None
+    if any(query.get(name) for name in _TRAITS):
+        filters = replace(
+            filters,
+            weekday=parse_weekday(query["weekday"]) if query.get("weekday") else None,
+            hour=parse_hour(query["hour"]) if query.get("hour") else None,
+            others=parse_others(query["others"]) if query.get("others") else None,
+        )
     days = read_days(query, default_days)
     if filters.has_window or days is None:
         return filters

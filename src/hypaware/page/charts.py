@@ -69,6 +69,17 @@ class LegendEntry(NamedTuple):
     address: str | None
 
 
+class TableCell(NamedTuple):
+    text: str
+    address: str | None = None
+
+
+class TableRow(NamedTuple):
+    name: str
+    address: str | None
+    cells: list[TableCell]
+
+
 @dataclass(frozen=True)
 class BarChart:
     title: str
@@ -78,8 +89,8 @@ class BarChart:
     legend: list[LegendEntry]
     heads: list[str]
     """Of the table: what each column holds."""
-    rows: list[tuple[str, str, list[str]]]
-    """Of the table: title, address and cells of each bar."""
+    rows: list[TableRow]
+    """Of the table: one for each bar."""
 
 
 class HeatCell(NamedTuple):
@@ -100,7 +111,7 @@ class HeatMap:
     rows: list[AxisMark]
     columns: list[AxisMark]
     heads: list[str]
-    table: list[tuple[str, str | None, list[str]]]
+    table: list[TableRow]
     width: int | None = None
     """The width of its own coordinates if it is drawn to scale; otherwise x is in percent."""
 
@@ -147,13 +158,18 @@ def make_bar_chart(
     format_value: Callable[[float], str],
     format_tick: Callable[[float], str],
     address_of: Callable[[Bucket], str],
+    others_address: Callable[[int], str] | None = None,
 ) -> BarChart:
-    """Stack the series, each a name, the address of what it stands for and a value for each bucket; largest first."""
+    """Stack the series, each a name, the address of what it stands for and a value for each bucket; largest first.
+
+    `others_address` returns the address of all but the first series.
+    """
     shown = list(series[:MOST_SERIES])
     if len(series) > MOST_SERIES:
         rest = series[MOST_SERIES:]
         sums = [sum(values) for values in zip(*(each[2] for each in rest), strict=True)]
-        shown.append((f"{len(rest)} more", None, sums))
+        address = None if others_address is None else others_address(MOST_SERIES)
+        shown.append((f"{len(rest)} more", address, sums))
     colours = [f"c{number + 1}" if number < MOST_SERIES else OTHER for number in range(len(shown))]
     totals = [sum(values) for values in zip(*(each[2] for each in shown), strict=True)] or [0.0] * len(buckets)
     top, ticks = _scale(max(totals, default=0.0))
@@ -184,9 +200,8 @@ def make_bar_chart(
                 address,
             )
         )
-        rows.append(
-            (bucket.title, address, [format_value(value) for value in (totals[number], *(p[1] for p in parts))])
-        )
+        values = (totals[number], *(part[1] for part in parts))
+        rows.append(TableRow(bucket.title, address, [TableCell(format_value(value)) for value in values]))
     return BarChart(
         title,
         bars,
@@ -225,9 +240,17 @@ def _scale(most: float) -> tuple[float, list[float]]:
 
 
 def make_hour_map(
-    title: str, hours: Mapping[int, int], days: Sequence[int], address_of: Address, to_date: Callable[[int], date]
+    title: str,
+    hours: Mapping[int, int],
+    days: Sequence[int],
+    address_of: Address,
+    weekday_address: Callable[[int, int], str],
+    to_date: Callable[[int], date],
 ) -> HeatMap:
-    """Return a heat map with a column for each day and a row for each hour. Only hours with messages are drawn."""
+    """Return a heat map with a column for each day and a row for each hour. Only hours with messages are drawn.
+
+    Its table is by day of the week.
+    """
     shown = {hour: count for hour, count in hours.items() if days[0] <= hour // 24 <= days[-1]}
     levels = _Levels(shown.values())
     pitch = 100 / len(days)
@@ -250,11 +273,13 @@ def make_hour_map(
         )
     buckets = make_buckets(days[0], days[-1], step="day", to_date=to_date)
     rows = [AxisMark(str(hour * _HOUR_HEIGHT + 7), f"{hour:02}") for hour in (0, 6, 12, 18)]
-    heads, table = _tabulate_week(shown, to_date)
+    heads, table = _tabulate_week(shown, weekday_address, to_date)
     return HeatMap(title, 24 * _HOUR_HEIGHT, cells, rows, _mark_buckets(buckets, pitch), heads, table)
 
 
-def make_week_map(title: str, hours: Mapping[int, int], to_date: Callable[[int], date]) -> HeatMap:
+def make_week_map(
+    title: str, hours: Mapping[int, int], address_of: Callable[[int, int], str], to_date: Callable[[int], date]
+) -> HeatMap:
     """Return a heat map with a row for each day of the week and a column for each hour of the day."""
     week = _sum_week(hours, to_date)
     levels = _Levels(week.values())
@@ -265,10 +290,13 @@ def make_week_map(title: str, hours: Mapping[int, int], to_date: Callable[[int],
             count = week.get((weekday, hour), 0)
             text = f"{name}, {hour:02}:00\n{_count(count)}"
             size = (_percent(pitch * 0.92), str(height - 2))
-            cells.append(HeatCell(_percent(hour * pitch), str(weekday * height), *size, levels.of(count), text, None))
+            address = address_of(weekday, hour) if count else None
+            cells.append(
+                HeatCell(_percent(hour * pitch), str(weekday * height), *size, levels.of(count), text, address)
+            )
     rows = [AxisMark(str(number * height + 16), name) for number, name in enumerate(WEEKDAYS)]
     columns = [AxisMark(_percent((hour + 0.5) * pitch), f"{hour:02}", bool(hour % 6)) for hour in range(0, 24, 3)]
-    heads, table = _tabulate_week(hours, to_date)
+    heads, table = _tabulate_week(hours, address_of, to_date)
     return HeatMap(title, 7 * height, cells, rows, columns, heads, table)
 
 
@@ -281,12 +309,15 @@ def _sum_week(hours: Mapping[int, int], to_date: Callable[[int], date]) -> dict[
 
 
 def _tabulate_week(
-    hours: Mapping[int, int], to_date: Callable[[int], date]
-) -> tuple[list[str], list[tuple[str, str | None, list[str]]]]:
+    hours: Mapping[int, int], address_of: Callable[[int, int], str], to_date: Callable[[int], date]
+) -> tuple[list[str], list[TableRow]]:
     week = _sum_week(hours, to_date)
-    rows: list[tuple[str, str | None, list[str]]] = [
-        (f"{hour:02}:00", None, [f"{week.get((weekday, hour), 0):,}" for weekday in range(7)]) for hour in range(24)
-    ]
+
+    def make_cell(weekday: int, hour: int) -> TableCell:
+        count = week.get((weekday, hour), 0)
+        return TableCell(f"{count:,}", address_of(weekday, hour) if count else None)
+
+    rows = [TableRow(f"{hour:02}:00", None, [make_cell(each, hour) for each in range(7)]) for hour in range(24)]
     return ["Hour", *WEEKDAYS], rows
 
 
@@ -309,7 +340,7 @@ def make_calendar(
         size = (str(_SQUARE), str(_SQUARE))
         cells.append(HeatCell(str(x), str(16 + weekday * _STEP), *size, levels.of(count), text, address))
         if count:
-            table.append((_full(day), address, [f"{count:,}"]))
+            table.append(TableRow(_full(day), address, [TableCell(f"{count:,}")]))
     rows = [AxisMark(str(16 + number * _STEP + 9), WEEKDAYS[number]) for number in (0, 2, 4)]
     width = left + -(-(last - first + 1) // 7) * _STEP
     return HeatMap(title, 16 + 7 * _STEP, cells, rows, months, ["Day", "Messages"], table[::-1], width)

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from hypaware.index.choices import CHOICES, FilterChoice, list_choices
 from hypaware.index.filters import Filters, project_of
+from hypaware.index.session_traits import parse_others
 from hypaware.page.address import ALL_DAYS, FILTERS, PLACES, Linker, read_days
 from hypaware.page.context import PageContext
 from hypaware.state.machines import MachineNames
@@ -149,6 +150,14 @@ def _make_menu(name: str, chosen: str, choices: list[FilterChoice]) -> FilterMen
 def _make_chips(link: Linker, given: Mapping[str, str], choices: Choices) -> list[FilterChip]:
     machines = {choice.value: choice.label for choice in choices["machine"]}
     shown = {"project": project_of(given.get("project")), "machine": machines.get(given.get("machine", ""))}
+    if "weekday" in given:
+        shown["weekday"] = given["weekday"].capitalize()
+    if "hour" in given:
+        shown["hour"] = f"{given['hour']:0>2}:00"
+    if "others" in given:
+        others = parse_others(given["others"])
+        names = [(project_of(name) if others.key == "project" else machines.get(name)) or name for name in others.names]
+        shown["others"] = f"than {others.key} {', '.join(names)}"
     return [
         FilterChip(name, shown.get(name) or value, link(**{name: None}))
         for name, value in given.items()

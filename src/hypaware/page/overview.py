@@ -21,6 +21,7 @@ from hypaware.errors import UsageError
 from hypaware.index.filters import project_of, to_moment
 from hypaware.index.overview import Document
 from hypaware.index.prices import UNKNOWN_MODEL, PriceTable
+from hypaware.index.session_traits import WEEKDAYS, OtherNames
 from hypaware.index.sessions import list_sessions, sum_tokens
 from hypaware.index.store import Index
 from hypaware.index.trends import SERIES, Activity, Trends, read_activity, read_trends, sum_all_tokens
@@ -231,6 +232,7 @@ class _Overview:
             format_value=format_dollars if self.unit == "cost" else format_amount,
             format_tick=_format_tick if self.unit == "cost" else format_amount,
             address_of=self._bucket_address,
+            others_address=lambda most: self._others_address([key for key, _ in ordered[:most]]),
         )
 
     @property
@@ -240,9 +242,12 @@ class _Overview:
             return None
         first, last = self._steps()
         if last - first >= _MOST_MAP_DAYS:
-            return charts.make_week_map("Messages by hour and day of the week", self.activity.hours, to_day)
+            title = "Messages by hour and day of the week"
+            return charts.make_week_map(title, self.activity.hours, self._weekday_address, to_day)
         days = range(first, last + 1)
-        return charts.make_hour_map("Messages by hour and day", self.activity.hours, days, self._hour_address, to_day)
+        return charts.make_hour_map(
+            "Messages by hour and day", self.activity.hours, days, self._hour_address, self._weekday_address, to_day
+        )
 
     @property
     def calendar(self) -> HeatMap:
@@ -338,6 +343,13 @@ class _Overview:
     def _hour_address(self, day: date, hour: int) -> str:
         begin = f"{day.isoformat()}T{hour:02}"
         return self.sessions(since=f"{begin}:00", until=f"{begin}:59:59.999999")
+
+    def _weekday_address(self, weekday: int, hour: int) -> str:
+        return self.sessions(weekday=WEEKDAYS[weekday], hour=hour)
+
+    def _others_address(self, shown: Sequence[str | None]) -> str:
+        """Return the address of the sessions with something else than what the chart shows by name."""
+        return self.sessions(others=str(OtherNames(self.by, tuple(name or "" for name in shown))))
 
     def _describe_session(self, session: Document) -> Document:
         return {

@@ -103,13 +103,13 @@ def test_the_axis_ends_at_a_round_number() -> None:
 def test_heat_maps_have_a_cell_for_everything(hours: dict[int, int]) -> None:
     days = range(START, START + 20)
 
-    by_day = make_hour_map("title", hours, days, no_address, to_date)
-    week = make_week_map("title", hours, to_date)
+    by_day = make_hour_map("title", hours, days, no_address, no_address, to_date)
+    week = make_week_map("title", hours, no_address, to_date)
 
     assert sum(1 for cell in by_day.cells if cell.address) == len(hours)
     assert len(week.cells) == 7 * 24
     assert all(0 <= cell.level <= 4 for cell in by_day.cells + week.cells)
-    shown = sum(int(cell.replace(",", "")) for _, _, cells in week.table for cell in cells)
+    shown = sum(int(cell.text.replace(",", "")) for row in week.table for cell in row.cells)
     assert shown == sum(hours.values())
     if hours:
         largest = max(hours.values())

@@ -403,3 +403,92 @@ def test_bars_of_weeks_and_months_add_up(home: Home, page: ServedPage, query: st
         listed = parse_html(page.ask(row.find("a").attributes["href"]).text)
         sessions = listed.find("table", "sessions").find("tbody").find_all("tr")
         assert len(sessions) == int(row.find("td").text.removesuffix("k"))
+
+
+def list_ids(page: ServedPage, address: str) -> set[str]:
+    """Return the ids of the sessions that an address lists."""
+    answer = page.ask(address)
+    assert answer.status == 200, answer.text
+    rows = parse_html(answer.text).find("table", "sessions").find("tbody").find_all("tr")
+    return {row.find("a").attributes["href"].rpartition("/")[2] for row in rows}
+
+
+def make_week(home: Home) -> dict[str, set[str]]:
+    """Record sessions at hours of the week, in summer and in winter. Return which are at which hour in Berlin."""
+    times = {
+        "summer": "2026-06-01T08:30:00Z",
+        "winter": "2026-11-09T09:15:00Z",
+        "earlier": "2026-11-09T08:15:00Z",
+        "tuesday": "2026-11-10T09:15:00Z",
+        "night": "2026-11-08T23:30:00Z",
+    }
+    rows = [response(n, at=at, session_id=each, usage=usage(100)) for n, (each, at) in enumerate(times.items(), 1)]
+    # A session that was open for long, of another project at the end.
+    late: dict[str, Any] = {"at": "2026-11-10T14:20:00Z", "cwd": "/home/dev/shop", "session_id": "winter"}
+    make_home(home.root, *rows, response(9, usage=usage(100), **late))
+    return {
+        "Mon, 10:00": {"summer", "winter"},
+        "Mon, 09:00": {"earlier"},
+        "Mon, 00:00": {"night"},
+        "Tue, 10:00": {"tuesday"},
+        "Tue, 15:00": {"winter"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "without"),
+    [
+        ("", set()),
+        ("&since=2026-07-01", {"summer"}),
+        ("&project=/home/dev/shop", {"summer", "earlier", "tuesday", "night"}),
+        ("&hour=9", {"summer", "winter", "tuesday", "night"}),
+    ],
+)
+def test_an_hour_of_the_week_leads_to_its_sessions(home: Home, page: ServedPage, query: str, without: set[str]) -> None:
+    at_hour = {hour: ids - without for hour, ids in make_week(home).items() if ids - without}
+    if "project" in query:
+        # It was active at that hour in another project.
+        del at_hour["Mon, 10:00"]
+
+    hours = open_overview(page, f"?since=2026-05-01&until=2026-11-30{query}").find("section", "hours")
+
+    cells = hours.find("svg", "plot").find_all("a")
+    shown = {each.attributes["data-tip"].partition("\n")[0]: each.attributes["href"] for each in cells}
+    assert {hour: list_ids(page, address) for hour, address in shown.items()} == at_hour
+    in_table = {link.attributes["href"] for link in hours.find("tbody").find_all("a")}
+    assert in_table == set(shown.values())
+
+
+@pytest.mark.parametrize("by", ["model", "project"])
+def test_the_rest_of_a_legend_leads_to_its_sessions(home: Home, page: ServedPage, by: str) -> None:
+    """One row has neither a model nor a project, and is the largest."""
+    rows = [
+        response(
+            number,
+            at=of_age(2),
+            session_id=f"s{number}",
+            model=f"model-{number}" if number else None,
+            cwd=f"/home/dev/{number}" if number else None,
+            usage=usage(1_000_000 - number * 10_000),
+        )
+        for number in range(10)
+    ]
+    make_home(home.root, *rows)
+
+    legend = open_overview(page, f"?unit=tokens&by={by}").find("ul", "legend")
+
+    (rest,) = [entry for entry in legend.find_all("li") if "3 more" in entry.text]
+    address = rest.find("a").attributes["href"]
+    assert list_ids(page, address) == {"s7", "s8", "s9"}
+    chips = parse_html(page.ask(address).text).find("div", "chips").text
+    assert f"than {by}" in " ".join(chips.split())
+
+
+@pytest.mark.parametrize(
+    "query", ["weekday=monday", "hour=24", "hour=-1", "hour=%C2%B2", "others=model", "others=x%0Ay"]
+)
+def test_an_hour_or_a_rest_that_is_not_understood_is_refused(home: Home, page: ServedPage, query: str) -> None:
+    make_sample(home)
+
+    assert page.ask(f"/sessions?{query}").status == 400
+    assert page.ask(f"/?{query}").status == 400
