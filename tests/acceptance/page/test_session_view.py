@@ -95,6 +95,19 @@ def test_keys_move_through_turns_and_errors(home: Home, page_server: ServePage, 
     expect(page.locator(".outline li.current")).to_contain_text("Question 14")
 
 
+def test_a_failed_command_that_only_its_text_tells_is_marked_in_the_outline(
+    home: Home, page_server: ServePage, visit: Visit
+) -> None:
+    failed = "Exit code: 2\nWall time: 0.1 seconds\nOutput:\nmake: *** No rule to make target"
+    make_home(home.root, ask(1, "Build it"), *call(2, "make", failed), ask(4, "Again"), *call(5, "make", "done"))
+    refresh_index(home)
+
+    page = visit(page_server(home), f"/sessions/{SESSION}")
+
+    expect(page.locator("#error-count")).to_have_text("1 error")
+    expect(page.locator(".outline li.has-errors")).to_have_text("Build it1 error")
+
+
 def test_words_are_found_also_where_they_are_folded_or_cut(home: Home, page_server: ServePage, visit: Visit) -> None:
     make_home(home.root, ask(1, "Where is it?"), *call(2, "cat", "x\n" * 5000 + "the needle"), say(4, "Not here."))
     refresh_index(home)

@@ -77,6 +77,38 @@ function countErrors() {
   const count = errors().length;
   document.getElementById("errors").hidden = !count;
   document.getElementById("error-count").textContent = count === 1 ? "1 error" : `${count} errors`;
+  markTurns();
+}
+
+// The number of errors in each turn of the outline: those that are marked in the conversation, which has recognized
+// failed commands by their text, too.
+function markTurns() {
+  const counts = new Map();
+  let turn = "";
+  for (const each of conversation.querySelectorAll("h2.speaker.you, details.failed, .error")) {
+    if (each.matches("h2")) turn = each.id;
+    else counts.set(turn, (counts.get(turn) ?? 0) + 1);
+  }
+  for (const link of view.querySelectorAll(".outline li > a")) {
+    const count = counts.get(decodeURIComponent(link.hash.slice(1))) ?? 0;
+    let mark = link.nextElementSibling;
+    link.parentElement.classList.toggle("has-errors", count > 0);
+    if (!count) {
+      mark?.remove();
+      continue;
+    }
+    if (!mark) {
+      mark = document.createElement("span");
+      mark.className = "bad";
+      link.after(mark);
+    }
+    const word = count === 1 ? "error" : "errors";
+    const unseen = document.createElement("span");
+    unseen.className = "unseen";
+    unseen.textContent = ` ${word}`;
+    mark.title = `${count} ${word}`;
+    mark.replaceChildren(String(count), unseen);
+  }
 }
 
 // Folds
