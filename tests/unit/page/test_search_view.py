@@ -69,6 +69,7 @@ def make_sample(home: Home) -> None:
         prompt(5, "Deploy the shop", at="2025-11-15T08:00:00Z", **second),
         response(6, at="2025-11-15T08:01:00Z", **second, content_text="Deployed. Nothing was refused."),
     )
+    refresh_index(home)  # The page answers from what is indexed, and waits only a moment for the rest.
 
 
 def get(page: ServedPage, path: str = "/search", **query: str) -> Element:
