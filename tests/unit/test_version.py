@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 
 import hypaware
 from hypaware import extras
+from hypaware.cli.main import hyp as root
 from hypaware.cli.main import main
+from hypaware.gateway.handover import SERVER_PORT
 from scripts import hatch_build
 from tests.support.source_copy import ROOT, commit_all, git
 
@@ -82,6 +87,32 @@ def test_the_version_is_the_same_wherever_it_is_read(capsys: pytest.CaptureFixtu
 def test_the_public_names_are_listed() -> None:
     assert dir(hypaware) == ["Lake", "Spool", "__version__", "open_lake"]
     assert all(getattr(hypaware, name) for name in dir(hypaware))
+
+
+def test_the_container_is_built_from_what_exists() -> None:
+    """No container engine is needed: the instructions, the extras and the commands in the file are checked."""
+    text = (ROOT / "Containerfile").read_text().replace("\\\n", " ")
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+    known = {"FROM", "RUN", "COPY", "USER", "ENV", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
+    assert {name for name, _ in lines} == known
+    instructions = dict(lines)
+    assert instructions["USER"] == "hyp", "the server does not run as root"
+    (wanted,) = re.findall(r"\[([a-z0-9,]+)\]\"", text)
+    assert set(wanted.split(",")) <= extras.MODULES.keys()
+    command = [*json.loads(instructions["ENTRYPOINT"]), *json.loads(instructions["CMD"])]
+    assert command[:3] == ["hyp", "server", "run"]
+    assert {"--listen"} == {word for word in command if word.startswith("-")} <= set(server_options())
+    assert f"EXPOSE {SERVER_PORT}" in text
+    names = set(re.findall(r"HYP_[A-Z]+", text))
+    described = (ROOT / "docs/configuration.md").read_text()
+    assert names == {"HYP_HOME", "HYP_CACHE"}
+    assert all(f"| `{name}` |" in described for name in names)
+
+
+def server_options() -> list[str]:
+    group = root.get_command(click.Context(root), "server")
+    assert isinstance(group, click.Group)
+    return [option for parameter in group.commands["run"].params for option in parameter.opts]
 
 
 def test_the_program_knows_every_extra_of_the_package() -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from hypaware.cli import output
+from hypaware.cli import output, value_completion
 from hypaware.errors import UsageError
 from hypaware.text import did_you_mean
 
@@ -51,7 +52,20 @@ class Command(click.Command):
     def __init__(self, *args: Any, examples: Sequence[str], any_crash_point: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
+        for parameter in self.params:
+            if parameter.name in value_completion.VALUES and not isinstance(parameter.type, click.Choice):
+                parameter.shell_complete = self._complete_value(parameter.name)  # type: ignore[assignment,method-assign]
         self._any_crash_point = any_crash_point
+
+    def _complete_value(self, name: str) -> Callable[[click.Context, str], list[CompletionItem]]:
+        def complete(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+            found = value_completion.complete_value(name, incomplete)
+            # What follows a group that is also a command may be one of its subcommands.
+            if isinstance(self, click.Group) and not ctx.args:
+                found += [CompletionItem(each) for each in self.commands if each.startswith(incomplete)]
+            return found
+
+        return complete
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with add_usage_context(ctx):
@@ -144,6 +158,13 @@ class RootGroup(Group):
 
     def suggested(self, ctx: click.Context) -> list[str]:
         return [entry.name for entry in self.table if not entry.hidden]
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete from the table, without importing the commands."""
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        shown = (entry for entry in self.table if not entry.hidden)
+        return [CompletionItem(entry.name, help=entry.about) for entry in shown if entry.name.startswith(incomplete)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         entry = self._by_name.get(cmd_name)

@@ -6,6 +6,7 @@ The versions are found without importing Spark or starting Java.
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
@@ -15,6 +16,7 @@ from hypaware.cli.command import Command, Group, json_option
 from hypaware.cli.jobs import event_handler, open_progress
 from hypaware.errors import NotReady
 from hypaware.home import Home, cache_dir
+from hypaware.text import format_size
 
 
 @click.command("version", cls=Command, examples=["hyp version", "hyp version --json"])
@@ -97,15 +99,24 @@ def engine() -> None:
     """
 
 
-@engine.command("install", examples=["hyp engine install"])
+@engine.command("install", examples=["hyp engine install", "hyp engine install --bundle engine.zip"])
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Take the jars from a file that `hyp engine bundle` made, instead of downloading them.",
+)
 @json_option
-def install() -> None:
+def install(bundle: Path | None) -> None:
     """Download the engine's jars and prepare a fast start. Afterwards the engine needs no network."""
-    from hypaware.engine import class_archive, jars, jvm
+    from hypaware.engine import class_archive, jar_bundle, jars, jvm
 
     with open_progress() as bar:
         found = jvm.find_java()
-        fetched = jars.install_jars(cache_dir(), bar.report)
+        if bundle is not None:
+            jar_bundle.check_bundle(bundle)
+        fetch = None if bundle is None else jar_bundle.fetch_from(bundle)
+        fetched = jars.install_jars(cache_dir(), bar.report, fetch=fetch)
         archived = class_archive.ensure_archive(cache_dir(), bar.report)
     report = {
         "java": found.version,
@@ -114,6 +125,24 @@ def install() -> None:
         "archive": archived is not None,
     }
     output.emit_result(report)
+
+
+@engine.command("bundle", examples=["hyp engine bundle engine.zip", "hyp engine install --bundle engine.zip"])
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@json_option
+def bundle(file: Path) -> None:
+    """Write the engine's jars into FILE, for a machine without a network. Missing jars are downloaded first.
+
+    Java and the Python packages are not in it. On the other machine, run `hyp engine install --bundle FILE` with the
+    same version of HypAware. Each jar is compared with the hash that this version pins.
+    """
+    from hypaware.engine import jar_bundle, jars
+
+    with open_progress() as bar:
+        jars.install_jars(cache_dir(), bar.report)
+        size = jar_bundle.write_bundle(file, cache_dir())
+    report = {"file": str(file), "bytes": size, "jars": [jar.file_name for jar in jars.locked_jars()]}
+    output.emit_result(report, f"wrote {file} ({format_size(size)})")
 
 
 @engine.command("start", examples=["hyp engine start"])

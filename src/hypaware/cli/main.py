@@ -54,6 +54,9 @@ TABLE = (
     CommandEntry("config", "config:config", "Show, validate and change the configuration."),
     CommandEntry("plugin", "installation:plugin", "List plugins and their errors."),
     CommandEntry("dev", "installation:dev", "Use tools for developing HypAware."),
+    CommandEntry("upgrade", "upgrade:upgrade", "Show what an upgrade brings and changes."),
+    CommandEntry("completion", "help:completion", "Let your shell complete commands and recorded values."),
+    CommandEntry("help", "help:help_", "Read the documentation."),
     CommandEntry("version", "installation:version", "Show the versions of HypAware and its dependencies."),
 )
 

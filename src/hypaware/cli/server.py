@@ -157,13 +157,13 @@ def list_() -> None:
 
 
 @token.command("revoke", examples=["hyp server token revoke tok_0123456789ab", "hyp server token revoke alice"])
-@click.argument("name", metavar="ID|LABEL")
+@click.argument("given", metavar="ID|LABEL")
 @json_option
-def revoke(name: str) -> None:
+def revoke(given: str) -> None:
     """Revoke a token, or all tokens with a label. Gateways that enrolled and people who signed in with it are out."""
     from hypaware.server import auth
 
-    revoked = auth.revoke_token(Home.from_environment(), name)
+    revoked = auth.revoke_token(Home.from_environment(), given)
     output.emit_result({"revoked": revoked}, f"revoked: {', '.join(revoked)}")
 
 

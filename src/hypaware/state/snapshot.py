@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hypaware.errors import HypError
@@ -68,6 +69,15 @@ def read_snapshot(home: Home) -> StateSnapshot:
             return _read(connection)
     except (HypError, OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError) as error:
         return StateSnapshot("unreadable", summarize_error(error.__cause__ or error))
+
+
+def read_applied_migrations(home: Home) -> set[str] | None:
+    """Return the names of the migrations that the state has, or None if there is no state that can be read."""
+    with suppress(HypError, OSError, sqlite3.Error):
+        if home.state.is_file():
+            with StateStore(home.state, read_only=True).reading() as connection:
+                return set(connection.values("SELECT name FROM migrations"))
+    return None
 
 
 def read_deliveries(connection: Connection) -> DeliveryRecords:
