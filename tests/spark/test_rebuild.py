@@ -20,14 +20,13 @@ from hypaware.engine.session import EngineSession
 from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.iceberg import metadata
-from hypaware.iceberg.metadata import TableMetadata
+from hypaware.iceberg.metadata import TableMetadata, table_folders
 from hypaware.lake import schema
 from hypaware.lake.flush import Flusher, FlushReport
 from hypaware.lake.spark_table import SparkLake
 from hypaware.maintain import rebuild
 from hypaware.maintain.context import MaintenanceContext
 from hypaware.maintain.context import MaintenanceReport as Kept
-from hypaware.maintain.inventory import table_folders
 from hypaware.maintain.rebuild import NEXT_NAMESPACE
 from hypaware.model import datasets
 from hypaware.model.datasets import ROW_ID, SEQ, SOURCE, Dataset

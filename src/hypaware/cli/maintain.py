@@ -98,10 +98,8 @@ def _run(home: Home, config: Config, args: dict[str, Any], dry_run: bool, now: d
     present = {entry.name for entry in metadata.list_tables(home)}
     selected = [each for each in named if each.name in present]
     if rebuild:
-        from hypaware.maintain.inventory import table_folders
-
         # For a rebuild, data files are enough.
-        selected = [each for each in named if each.name in present or table_folders(home, each.name)]
+        selected = [each for each in named if each.name in present or metadata.table_folders(home, each.name)]
     with open_existing_home(home) as opened:
         if not rebuild and args["dataset"]:
             # Without a name, the report has the errors of damaged tables, and the others are maintained.
@@ -193,6 +191,9 @@ def backup(folder: Path) -> None:
 
     DIR must be outside the home and empty or not exist yet. Use a new folder for each backup and delete those that you
     no longer need. `hyp restore DIR` creates a home from a backup.
+
+    A damaged table does not prevent the backup of the others: its files are copied as they are, and the command ends
+    with exit code 1 and names the table.
     """
     from hypaware.iceberg import metadata
     from hypaware.maintain import backup_folder
@@ -207,11 +208,20 @@ def backup(folder: Path) -> None:
         with open_progress() as bar:
             report = backup_without_engine(home, to, bar.report)
     report = report or run_job("backup", {"to": str(to)})
-    if output.emit_document(report):
-        return
-    if report["datasets"]:
-        output.emit_table(["dataset", "rows"], [(each["dataset"], each["rows"]) for each in report["datasets"]])
-    output.emit(f"{report['files']:,} files, {format_size(report['bytes'])} copied to {report['backup']}")
+    if not output.wants_json():
+        if report["datasets"]:
+            output.emit_table(["dataset", "rows"], [(each["dataset"], each["rows"]) for each in report["datasets"]])
+        output.emit(f"{report['files']:,} files, {format_size(report['bytes'])} copied to {report['backup']}")
+    if damaged := report["damaged"]:
+        reasons = "; ".join(each["message"] for each in damaged)
+        raise output.PartialFailure(
+            f"the backup holds what is left of {', '.join(each['dataset'] for each in damaged)}, and everything of the "
+            f"rest of the home: {reasons}. Keep your earlier backups, and make a new one after the repair",
+            report,
+            kind="backup_incomplete",
+            repair=[command for each in damaged for command in each["repair"]],
+        )
+    output.emit_document(report)
 
 
 @click.command("restore", cls=Command, examples=["hyp restore ~/backups/hyp-monday", "hyp restore /mnt/disk/hyp --yes"])

@@ -159,7 +159,9 @@ def _count(home: Home, selector: PurgeSelector) -> dict[str, Any]:
     from hypaware.maintain.purge.run import plan_purge
 
     with open_progress() as bar:
-        return plan_purge(home, selector, lambda message, done, total: bar.report(message, done, total or None))
+        return plan_purge(
+            home, selector, lambda message, done, total: bar.report(message, done, total or None), output.note
+        )
 
 
 def _show(report: dict[str, Any], allow_reimport: bool) -> None:

@@ -213,6 +213,17 @@ def iter_live_files(metadata: TableMetadata) -> Iterator[DataFile]:
             yield from read_data_files(metadata, manifest)
 
 
+def table_folders(home: Home, dataset: str) -> list[Path]:
+    """Return all directories on disk that hold, or held, files of the dataset's table."""
+    parent = home.warehouse / NAMESPACE
+    return sorted(path for path in parent.glob(f"{dataset}*") if dataset in (path.name, path.name.rpartition("-")[0]))
+
+
+def list_files_on_disk(home: Home, dataset: str) -> list[Path]:
+    """Return every data file of the dataset's table on disk, live or not. For tables whose metadata is damaged."""
+    return [path for folder in table_folders(home, dataset) for path in sorted((folder / "data").rglob("*.parquet"))]
+
+
 def iter_cached_files(metadata: TableMetadata) -> Iterator[DataFile]:
     """Yield the live data files from cached manifests, which never change. Do not use it to look for damage."""
     for manifest in read_manifests(metadata.current) if metadata.current else ():

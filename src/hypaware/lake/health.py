@@ -67,10 +67,10 @@ def check_floor(home: Home, dataset: str, recorded: int) -> None:
         )
 
 
-def refuse_delete_files(home: Home) -> None:
+def refuse_delete_files(home: Home, damaged: Collection[str] = ()) -> None:
     """Raise if another program has deleted rows by delete files: rewriting their data files would bring them back."""
     for entry in metadata.list_tables(home):
-        if metadata.has_delete_files(metadata.read_metadata(entry.metadata)):
+        if entry.name not in damaged and metadata.has_delete_files(metadata.read_metadata(entry.metadata)):
             raise LakeError(
                 f"table {entry.name} has delete files, which another program wrote; apply them first",
                 kind="delete_files",

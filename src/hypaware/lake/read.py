@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -195,16 +196,30 @@ class _Span:
 
 
 def list_session_ids(home: Home, left_out: Collection[str] = ()) -> set[str]:
-    """Return the ids of all sessions in the tables that are not left out. Reads one column of every data file."""
+    """Return the ids of all sessions in the tables that are not left out. Reads one column of every data file.
+
+    Of a damaged table, the files on disk are read that can be.
+    """
     found: set[str] = set()
+    damaged = health.find_damaged_tables(home)
     for entry in metadata.list_tables(home):
         if entry.name in left_out:
             continue
-        for file in metadata.iter_live_files(metadata.read_metadata(entry.metadata)):
-            with pq.ParquetFile(file.path) as data:
-                if _SESSION in data.schema_arrow.names:
-                    found.update(pc.unique(data.read([_SESSION])[_SESSION]).drop_null().to_pylist())
+        if entry.name in damaged:
+            for path in metadata.list_files_on_disk(home, entry.name):
+                with suppress(OSError, pa.ArrowException):
+                    found |= _read_session_ids(path)
+        else:
+            for file in metadata.iter_live_files(metadata.read_metadata(entry.metadata)):
+                found |= _read_session_ids(file.path)
     return found
+
+
+def _read_session_ids(path: Path) -> set[str]:
+    with pq.ParquetFile(path) as data:
+        if _SESSION not in data.schema_arrow.names:
+            return set()
+        return set(pc.unique(data.read([_SESSION])[_SESSION]).drop_null().to_pylist())
 
 
 def count_rows_between(home: Home, dataset: str, source: str, after: int, last: int) -> int:

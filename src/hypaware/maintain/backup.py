@@ -6,8 +6,11 @@ they are copied afterwards, while no job may remove files. The copied state reco
 that is opened, with or without `hyp restore`, is treated as a copy, relocated, and gets its own incarnation.
 
 Of each table only the current snapshot is copied: earlier ones hold rows that were rewritten or removed. `keys.db` is
-included, because only it knows the keys of rows that retention has dropped. A restore checks every file against the
-backup's manifest while it is copied, and gives the home its name when all files are present, correct and durable.
+included, because only it knows the keys of rows that retention has dropped. Of a damaged table every file on disk is
+copied, without a catalog entry, so that the restored home can rebuild it; the report names it.
+
+A restore checks every file against the backup's manifest while it is copied, and gives the home its name when all files
+are present, correct and durable.
 
 @ref keeping#backup
 """
@@ -18,7 +21,7 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -42,6 +45,7 @@ from hypaware.spool import segments
 from hypaware.state import flushes, mirror, store
 from hypaware.state.home_opener import open_home
 from hypaware.state.store import StateStore
+from hypaware.text import format_count
 
 CATALOG_NAME = "lake/catalog.db"
 _SPOOL_PREFIX = "spool/"
@@ -140,14 +144,17 @@ def make_backup(
     if target == root or target.is_relative_to(root) or root.is_relative_to(target):
         raise HypError(f"{to} overlaps the home {home.root}; choose a directory outside the home", kind="in_home")
     open_home(home).store.close()
-    health.check_tables(home)
     progress("waiting for running maintenance")
     with backup_folder.staged_folder(to) as folder, keep_files():
         progress("measuring the files to copy")
+        # No rebuild can change it while the tables are locked.
+        damaged = dict(health.find_damaged_tables(home))
+        # The others can be read, but they lack rows or delete more than the state knows.
+        unreadable = {name for name, error in damaged.items() if not _is_readable(home, name, error)}
         # Seal orphaned segments and give producers time to seal theirs; segments still active are copied unsealed.
         for dataset in segments.list_spooled_datasets(home):
             segments.wait_until_sealed(segments.spool_folder(home, dataset), _SEAL_SECONDS)
-        total = _home_size(home)
+        total = _home_size(home, unreadable)
         backup_folder.require_space(to.parent, int(total * _MARGIN))
         copier = FileCopier(folder, total, progress, check_cancelled)
         # Files without special handling: config, tokens, the secrets of sinks and server.
@@ -164,11 +171,19 @@ def make_backup(
             # Pending settlements must match the key index.
             for path in sorted((home.lake / "settlements").glob("*/*.parquet")):
                 copier.copy(path, path.relative_to(home.root).as_posix())
-            tables = _read_tables(home)
+            tables = _read_tables(home, unreadable)
             _copy_spool(home, copier)
         _after_moment()
-        rows = {table.entry.name: copy_table(home, table, copier) for table in tables}
-        _remove_other_entries(copier)
+        rows = {}
+        for table in tables:
+            try:
+                rows[table.entry.name] = copy_table(home, table, copier)
+            except LakeError as error:
+                damaged[table.entry.name] = error
+        for path in _folder_files(home, unreadable):
+            with suppress(FileNotFoundError):
+                copier.copy(path, path.relative_to(home.root).as_posix())
+        _remove_other_entries(copier, unreadable)
         identity, next_seq = _clear_location(folder, copier)
         _after_copy()
         manifest = BackupManifest(
@@ -188,13 +203,22 @@ def make_backup(
         "files": len(manifest.files),
         "bytes": manifest.bytes,
         "datasets": [{"dataset": name, "rows": count} for name, count in sorted(rows.items())],
+        "damaged": [
+            {"dataset": name, "message": error.message, "repair": list(error.repair)}
+            for name, error in sorted(damaged.items())
+        ],
     }
 
 
-def _home_size(home: Home) -> int:
+def _is_readable(home: Home, dataset: str, error: LakeError) -> bool:
+    return error.kind == "lake_rolled_back" and metadata.find_table(home, dataset) is not None
+
+
+def _home_size(home: Home, unreadable: Collection[str]) -> int:
     paths = [home.state, home.catalog, *_other_paths(home.root, top=True)]
     paths += [path for _, path in _spool_files(home)]
-    paths += [path for table in _read_tables(home) for path, _ in _table_files(home, table)]
+    paths += [path for table in _read_tables(home, unreadable) for path, _ in _table_files(home, table)]
+    paths += _folder_files(home, unreadable)
     total = 0
     for path in paths:
         with suppress(FileNotFoundError):
@@ -253,12 +277,19 @@ class TableAtBackup:
     metadata: TableMetadata
 
 
-def _read_tables(home: Home) -> list[TableAtBackup]:
+def _read_tables(home: Home, unreadable: Collection[str]) -> list[TableAtBackup]:
     """Read the current metadata of each table. Later commits do not change it, but may remove its file."""
     return [
         TableAtBackup(entry, json.loads(entry.metadata.read_bytes()), metadata.read_metadata(entry.metadata))
         for entry in metadata.list_tables(home)
+        if entry.name not in unreadable
     ]
+
+
+def _folder_files(home: Home, unreadable: Collection[str]) -> list[Path]:
+    """Return every file in the directories of tables whose metadata cannot be read, as a rebuild will look for them."""
+    folders = [folder for name in sorted(unreadable) for folder in metadata.table_folders(home, name)]
+    return [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 def _table_files(home: Home, table: TableAtBackup) -> Iterator[tuple[Path, str]]:
@@ -274,19 +305,26 @@ def _table_files(home: Home, table: TableAtBackup) -> Iterator[tuple[Path, str]]
 
 
 def copy_table(home: Home, table: TableAtBackup, copier: FileCopier) -> int:
-    """Copy the files that the table's current snapshot needs, and its metadata; return its number of rows."""
+    """Copy the files that the table's current snapshot needs, and its metadata; return its number of rows.
+
+    Raises LakeError, after everything else is copied, if a data file is missing.
+    """
+    missing: list[Path] = []
     for path, name in _table_files(home, table):
         try:
             copier.copy(path, name)
-        except FileNotFoundError as missing:
-            raise LakeError(
-                f"cannot back up table {table.entry.name}: {path} is missing",
-                kind="lake_damaged",
-                repair=f"hyp maintain {table.entry.name} --rebuild",
-            ) from missing
+        except FileNotFoundError:
+            missing.append(path)
     _, name = _local_and_name(LakeLocations.of_home(home), table.entry.metadata)
     durable_files.write_atomic(copier.target(name), json.dumps(_keep_current_snapshot(table.document)).encode())
     copier.record(name)
+    if missing:
+        raise LakeError(
+            f"table {table.entry.name} is damaged: {missing[0]} is missing"
+            + (f", and {format_count(len(missing) - 1, 'other file')}" if len(missing) > 1 else ""),
+            kind="lake_damaged",
+            repair=f"hyp maintain {table.entry.name} --rebuild",
+        )
     current = table.metadata.current
     return int(current.summary.get("total-records", 0)) if current else 0
 
@@ -312,8 +350,8 @@ def _local_and_name(place: LakeLocations, path: Path) -> tuple[Path, str]:
     return local, local.relative_to(place.root).as_posix()
 
 
-def _remove_other_entries(copier: FileCopier) -> None:
-    """Remove every catalog entry whose table was not copied."""
+def _remove_other_entries(copier: FileCopier, unreadable: Collection[str]) -> None:
+    """Remove every catalog entry whose table was not copied, or cannot be read."""
     path = copier.folder / CATALOG_NAME
     if not path.is_file():
         return
@@ -322,6 +360,7 @@ def _remove_other_entries(copier: FileCopier) -> None:
             catalog.execute(
                 "DELETE FROM iceberg_tables WHERE catalog_name <> ? OR table_namespace <> ?", (CATALOG, NAMESPACE)
             )
+            catalog.executemany("DELETE FROM iceberg_tables WHERE table_name = ?", [(name,) for name in unreadable])
             catalog.execute("UPDATE iceberg_tables SET previous_metadata_location = NULL")
     copier.record(CATALOG_NAME)
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from hypaware.errors import LakeError, Retryable
 from hypaware.home import Home
 from hypaware.iceberg import fsync, metadata
-from hypaware.iceberg.metadata import FLOOR_PROPERTY, NAMESPACE, CatalogEntry, DataFile
+from hypaware.iceberg.metadata import FLOOR_PROPERTY, CatalogEntry, DataFile
 from hypaware.lake import schema
 from hypaware.model.datasets import SEQ
 
@@ -48,12 +48,6 @@ class TableInventory:
     @property
     def floor(self) -> int:
         return int(self.properties.get(FLOOR_PROPERTY, 0))
-
-
-def table_folders(home: Home, dataset: str) -> list[Path]:
-    """Return all directories on disk that hold, or held, files of the dataset's table."""
-    parent = home.warehouse / NAMESPACE
-    return sorted(path for path in parent.glob(f"{dataset}*") if dataset in (path.name, path.name.rpartition("-")[0]))
 
 
 def take_inventory(home: Home, dataset: str) -> TableInventory:
@@ -90,7 +84,7 @@ def _search_disk(home: Home, dataset: str, entry: CatalogEntry | None, damage: s
     """Return all data files, and the properties with the highest floor among all readable metadata files."""
     paths: list[Path] = []
     newest: Mapping[str, str] = {}
-    for folder in table_folders(home, dataset):
+    for folder in metadata.table_folders(home, dataset):
         paths += sorted((folder / "data").rglob("*.parquet"))
         for path in (folder / "metadata").glob("*.metadata.json"):
             with suppress(OSError, ValueError, KeyError, StopIteration):

@@ -17,11 +17,11 @@ from hypaware.config import Config
 from hypaware.engine.jobs import JobContext
 from hypaware.errors import Cancelled, HypError
 from hypaware.home import Home
-from hypaware.iceberg import fsync
+from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import DataFile
 from hypaware.lake import locks
 from hypaware.lake.spark_table import SparkLake, list_stored_datasets
-from hypaware.maintain import compact, expire, inventory, rebuild, retention
+from hypaware.maintain import compact, expire, rebuild, retention
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
@@ -45,7 +45,7 @@ def run_maintenance(context: JobContext, args: dict[str, Any], now: datetime | N
     opened = open_home(context.home)
     with closing(opened.store):
         for dataset in wanted:
-            has_files = args.get("rebuild") and inventory.table_folders(context.home, dataset.name)
+            has_files = args.get("rebuild") and metadata.table_folders(context.home, dataset.name)
             if dataset not in present and not has_files:
                 continue
             maintenance = MaintenanceContext(

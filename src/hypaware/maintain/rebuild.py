@@ -54,7 +54,7 @@ from hypaware.lake.table import TableChange
 from hypaware.maintain import row_numbers
 from hypaware.maintain.compact_plan import split_by_weight
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
-from hypaware.maintain.inventory import TableInventory, find_deleted_rows, table_folders, take_inventory
+from hypaware.maintain.inventory import TableInventory, find_deleted_rows, take_inventory
 from hypaware.maintain.regroup import Positions, RegroupBalance, RegroupTask, sum_balances
 from hypaware.state import flushes, streams
 from hypaware.state.flushes import Flush
@@ -283,7 +283,7 @@ def find_abandoned(home: Home, dataset: str) -> list[Path]:
     with open_readonly(home.catalog) as catalog:
         rows = catalog.execute("SELECT metadata_location, previous_metadata_location FROM iceberg_tables").fetchall()
     in_use = {metadata.local_path(place).parent.parent.resolve() for row in rows for place in row if place}
-    return [folder for folder in table_folders(home, dataset) if folder.resolve() not in in_use]
+    return [folder for folder in metadata.table_folders(home, dataset) if folder.resolve() not in in_use]
 
 
 def _find_excluded_flushes(context: MaintenanceContext) -> frozenset[str]:

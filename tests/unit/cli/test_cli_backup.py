@@ -50,7 +50,7 @@ def test_backup_and_restore_print_one_json_document(
 ) -> None:
     made = _json(hyp("backup", str(to), "--json"))
     assert set(made) == {
-        "backup", "made_at", "home", "gateway_id", "incarnation", "next_seq", "files", "bytes", "datasets",
+        "backup", "made_at", "home", "gateway_id", "incarnation", "next_seq", "files", "bytes", "datasets", "damaged",
     }  # fmt: skip
     assert (made["backup"], made["home"], made["next_seq"]) == (str(to), str(home.root), 1)
     shutil.rmtree(home.root)

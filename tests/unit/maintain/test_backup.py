@@ -383,14 +383,6 @@ def test_too_little_disk_space_is_reported_before_anything_is_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", home.root.name]
 
 
-def test_a_table_with_a_missing_file_is_not_backed_up(home: Home, tmp_path: Path) -> None:
-    next(home.warehouse.rglob("*.parquet")).unlink()
-    with pytest.raises(HypError, match="is missing") as refused:
-        _back_up(home, tmp_path / "backup")
-    assert refused.value.repair == (f"hyp maintain {DATASET} --rebuild",)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [home.root.name]
-
-
 class _Delivering:
     """Homes with one sink, into a directory that supports a query for delivered rows, or does not."""
 

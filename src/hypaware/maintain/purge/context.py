@@ -42,6 +42,8 @@ class PurgeContext:
     """In a purge by folder, the sessions that worked there."""
     resumed: bool = False
     """Whether an earlier attempt was left unfinished, so that no step is taken as done."""
+    damaged: frozenset[str] = frozenset()
+    """Damaged tables that hold none of the rows. They are left alone."""
     wait: float = 5.0
     """Seconds to wait until producers have sealed their segments."""
     progress: ProgressCallback = ignore
@@ -55,6 +57,8 @@ class PurgeContext:
     def own_gateway(self) -> str | None:
         """The gateway of this home. Rows of other gateways have different keys."""
         for entry in metadata.list_tables(self.home):
+            if entry.name in self.damaged:
+                continue
             if gateway_id := metadata.read_metadata(entry.metadata).properties.get(metadata.GATEWAY_ID_PROPERTY):
                 return gateway_id
         with self.store.reading() as connection:
@@ -124,7 +128,7 @@ class PurgeReport:
     dry_run: bool
     datasets: list[PurgedTable] = field(default_factory=list)
     left_alone: list[str] = field(default_factory=list)
-    """Datasets without the deciding column."""
+    """Datasets without the deciding column, and damaged tables that hold none of the rows."""
     spool_rows: int = 0
     """Rows of the spool that were kept out of the lake; the other rows of the spool were flushed first."""
     spool_held: list[str] = field(default_factory=list)

@@ -73,12 +73,14 @@ def bury_spooled(context: PurgeContext, tombstone_ids: Sequence[int]) -> None:
 
 
 def flush_spool(context: PurgeContext, report: PurgeReport) -> None:
-    """Flush all datasets. Afterwards every acknowledged row is in the lake or kept out of it."""
+    """Flush all datasets whose table is intact. Afterwards every acknowledged row is in the lake or kept out of it."""
     flusher = Flusher(
         context.home, context.store, context.lake, context.config.flush, context.progress, context.check_cancelled
     )
     present = {entry.name for entry in metadata.list_tables(context.home)}
     for dataset in datasets.list_all():
+        if dataset.name in context.damaged:
+            continue
         if dataset.name in present or reader.summarize_spool(context.home, dataset.name).segments:
             with locks.commit_lock(dataset.name, context.check_cancelled):
                 result = flusher.flush(dataset, context.wait)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -34,6 +34,7 @@ from hypaware.lake import health, key_index, locks, tombstones
 from hypaware.lake.build import BuildFailure, BuildResult, Task
 from hypaware.maintain.purge import copies, search, table, verify
 from hypaware.maintain.purge.context import MAX_HASHES, PurgeContext, PurgedTable, PurgeReport, RemovedRows
+from hypaware.maintain.purge.damaged_tables import check_damaged_tables
 from hypaware.maintain.purge.search import ProgressCallback
 from hypaware.maintain.purge.selector import PurgeSelector, unaffected_datasets
 from hypaware.model import datasets
@@ -79,18 +80,19 @@ def purge_job(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_purge(context: PurgeContext) -> PurgeReport:
-    health.check_tables(context.home)
-    health.refuse_delete_files(context.home)
+    damaged = check_damaged_tables(context.home, context.selector, context.lake.run, context.note)
+    context = replace(context, damaged=damaged)
+    health.refuse_delete_files(context.home, damaged)
     report, removed_rows = PurgeReport(context.selector, dry_run=False), RemovedRows()
     unfinished = tombstones.list_unfinished_purges(context.home)
     context = replace(context, resumed=any(stone.command in unfinished for stone in context.selector.tombstones))
     report.resumed = context.resumed
     tombstone_ids = _set_tombstones(context, report)
-    report.left_alone = unaffected_datasets(context.selector, datasets.list_all())
+    report.left_alone = sorted({*unaffected_datasets(context.selector, datasets.list_all()), *damaged})
     table.apply_all_settlements(context, removed_rows)
     copies.bury_spooled(context, tombstone_ids)
     copies.flush_spool(context, report)
-    context = replace(context, sessions=search.find_sessions(context.home, context.selector, context.lake.run))
+    context = replace(context, sessions=search.find_sessions(context.home, context.selector, context.lake.run, damaged))
     _purge_tables(context, report, removed_rows, tombstone_ids)
     _after_lake()
     copies.remove_rejects(context, report, removed_rows)
@@ -153,7 +155,7 @@ def _purge_tables(
     found = [(dataset, selector) for dataset in datasets.list_all() if (selector := context.for_dataset(dataset))]
     # Datasets purged by session come before those that determine the sessions: after a kill these still can.
     for dataset, selector in sorted(found, key=lambda each: each[1] is context.selector):
-        if dataset.name in present:
+        if dataset.name in present - context.damaged:
             own_ids = tombstone_ids if selector is context.selector else ()
             table_context = replace(context, selector=selector)
             try:
@@ -202,19 +204,24 @@ def _clear_scratch(context: PurgeContext) -> None:
                     path.unlink()
 
 
-def plan_purge(home: Home, selector: PurgeSelector, progress: ProgressCallback) -> dict[str, Any]:
+def plan_purge(
+    home: Home, selector: PurgeSelector, progress: ProgressCallback, note: Callable[[str], None] = lambda _text: None
+) -> dict[str, Any]:
     """Return the report of a dry run: the same search as in a purge, in this process, without Spark and changes."""
-    health.check_tables(home)
-    health.refuse_delete_files(home)
+    damaged = check_damaged_tables(home, selector, _run_here, note)
+    health.refuse_delete_files(home, damaged)
     report, found = PurgeReport(selector, dry_run=True), RemovedRows()
-    report.left_alone = unaffected_datasets(selector, datasets.list_all())
+    report.left_alone = sorted({*unaffected_datasets(selector, datasets.list_all()), *damaged})
     unreadable: dict[Path, OSError] = {}
     spooled_rows = partial(copies.unflushed_rows, home, unreadable)
-    sessions = {*search.find_sessions(home, selector, _run_here), *search.sessions_of_rows(selector, spooled_rows)}
+    sessions = {
+        *search.find_sessions(home, selector, _run_here, damaged),
+        *search.sessions_of_rows(selector, spooled_rows),
+    }
     for dataset in datasets.list_all():
         if (within := selector.for_dataset(dataset, sorted(sessions))) is None:
             continue
-        if entry := metadata.find_table(home, dataset.name):
+        if dataset.name not in damaged and (entry := metadata.find_table(home, dataset.name)):
             report.datasets.append(_search_table(entry, dataset, within, found, progress))
         report.spool_rows += sum(within.matches(dataset, row) for row in spooled_rows(dataset))
         report.rejects += copies.count_rejects(home, dataset, within)

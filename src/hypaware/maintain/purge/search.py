@@ -11,7 +11,7 @@ sessions are read before any row is removed.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -189,15 +189,23 @@ def split_hashes(packed: bytes | bytearray) -> list[bytes]:
     return [whole[start : start + KEY_BYTES] for start in range(0, len(whole), KEY_BYTES)]
 
 
-def find_sessions(home: Home, selector: PurgeSelector, run: TaskRunner) -> tuple[str, ...]:
-    """Return the sessions that worked in the folders. Rows in the spool must be flushed before."""
+def find_sessions(
+    home: Home, selector: PurgeSelector, run: TaskRunner, damaged: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the sessions that worked in the folders. Rows in the spool must be flushed before.
+
+    Of `damaged` tables, every data file on disk is read.
+    """
     if selector.kind != "cwd":
         return ()
     tasks = []
     for dataset in _session_datasets():
         entry = metadata.find_table(home, dataset.name)
-        files = metadata.iter_cached_files(metadata.read_metadata(entry.metadata)) if entry else ()
-        paths = [file.path for file in files]
+        if dataset.name in damaged:
+            paths = metadata.list_files_on_disk(home, dataset.name)
+        else:
+            files = metadata.iter_cached_files(metadata.read_metadata(entry.metadata)) if entry else ()
+            paths = [file.path for file in files]
         for start in range(0, len(paths), _TASK_FILES):
             tasks.append(SessionSearchTask(tuple(paths[start : start + _TASK_FILES]), selector))
     found: set[str] = set()

@@ -71,7 +71,7 @@ _READER_TIMEOUT = 10.0
 def apply_all_settlements(context: PurgeContext, removed_rows: RemovedRows) -> None:
     present = {entry.name for entry in metadata.list_tables(context.home)}
     for dataset in datasets.list_all():
-        if dataset.match_rules is not None and dataset.name in present:
+        if dataset.match_rules is not None and dataset.name in present - context.damaged:
             with locks.maintenance_lock(dataset.name, context.check_cancelled):
                 apply_table_settlements(context, dataset, removed_rows)
 
