@@ -54,7 +54,7 @@ def import_history(home: Home, environment: dict[str, str], provider: str = "cla
     report = ImportReport(entry)
     flush(home)
     with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
-        request = ImportArguments.from_args({"providers": [provider], "environment": environment, **options})
+        request = ImportArguments([provider], environment=environment, **options)
         dataset, state = datasets.get(DATASET), read_import_state(home, provider, DATASET)
         found = survey_for_report(report, home, request, dataset, state, policy)
         context = ImportContext(provider, DATASET, environment, open_home(home).gateway_id, policy)

@@ -46,7 +46,7 @@ _POOL_THRESHOLD = 32 << 20
 
 def run_dry(home: Home, config: Config, args: Mapping[str, Any], progress: DryRunProgress) -> dict[str, Any]:
     """Return the backfill document with `dry_run: true`."""
-    request = ImportArguments.from_args(args)
+    request = ImportArguments(**args)
     policy = ImportPolicy.from_config(home, config, remembers=False)
     # Dataset → the keys that exist, or would exist after the earlier providers of this run.
     existing_keys: dict[str, ExistingKeys] = {}

@@ -47,7 +47,7 @@ _TASK_BYTES = 20 << 20
 
 def backfill(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     """Return the backfill document, with a summary for each provider."""
-    request = ImportArguments.from_args(args)
+    request = ImportArguments(**args)
     return run_providers(request, partial(_import_dataset, context, request), dry_run=False)
 
 

@@ -179,7 +179,7 @@ def find_failure(report: Mapping[str, Any], requested: Iterable[str]) -> HypErro
 
 def make_plan(home: Home, config: Config, args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plan document; the entry of a provider that fails holds the error."""
-    request = ImportArguments.from_args(args)
+    request = ImportArguments(**args)
     chosen = filter(None, map(load_providers().get, request.providers))
     policy = ImportPolicy.from_config(home, config, remembers=False)
     planned = [_plan_provider(home, request, entry, policy) for entry in chosen]

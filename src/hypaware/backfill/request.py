@@ -87,21 +87,19 @@ def parse_request(
 
 @dataclass(frozen=True)
 class ImportArguments:
-    providers: tuple[str, ...]
-    window: TimeWindow
-    environment: Mapping[str, str]
-    now: datetime
-    retention_days: int | None = None
+    """The arguments of an import. Those of the engine job have the same names."""
 
-    @classmethod
-    def from_args(cls, args: Mapping[str, Any]) -> ImportArguments:
-        return cls(
-            tuple(args["providers"]),
-            TimeWindow(args.get("since"), args.get("until")),
-            args.get("environment") or {},
-            datetime.now(UTC),
-            args.get("retention_days"),
-        )
+    providers: Sequence[str]
+    since: str | None = None
+    until: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    retention_days: int | None = None
+    run_id: str = ""
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def window(self) -> TimeWindow:
+        return TimeWindow(self.since, self.until)
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ class ImportTask:
             # A provider that cannot be surveyed reports its error when the engine runs it.
             due = [each["provider"] for each in planned if each["plan"] is None or each["plan"]["estimated_items"]]
             if due:
-                jobs.append({**request.args, "providers": due, "patient": True})
+                jobs.append({**request.args, "providers": due})
         return jobs
 
     def _report(self, providers: list[dict[str, Any]]) -> None:

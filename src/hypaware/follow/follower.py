@@ -164,7 +164,7 @@ def survey_client(
         home, config, providers, names=[entry.name], since=since or None, now=now, variables=_variables()
     )
     policy = ImportPolicy.from_config(home, config)
-    arguments = ImportArguments((entry.name,), request.window, request.environment, now)
+    arguments = ImportArguments(**request.args, now=now)
     recorders, surveys = [], []
     for name in entry.provider.datasets:
         if name not in datasets.list_names():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 
 from hypaware.backfill import providers
@@ -57,7 +55,7 @@ def test_any_exception_of_a_provider_fails_only_that_provider(outcome: ImportRep
 
 def test_an_unregistered_dataset_fails_the_provider(outcome: ImportReport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(outcome.entry.provider), "datasets", ("nobodys",))
-    request = ImportArguments(("claude",), TimeWindow(), {}, datetime.now(UTC))
+    request = ImportArguments(["claude"])
     (report,) = run_providers(request, lambda *_: None, dry_run=True)["providers"]
     assert report["error"]["kind"] == "dataset_not_registered"
 
@@ -82,7 +80,7 @@ def test_a_cancelled_import_says_how_much_it_keeps(rows: int, message: str) -> N
         report.sessions |= {"s-1"} if rows else set()
         raise Cancelled
 
-    request = ImportArguments(("claude",), TimeWindow(), {}, datetime.now(UTC))
+    request = ImportArguments(["claude"])
     with pytest.raises(Cancelled) as raised:
         run_providers(request, commit_and_cancel, dry_run=False)
     assert raised.value.message == message

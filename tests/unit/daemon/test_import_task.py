@@ -45,7 +45,7 @@ def test_transcript_of_a_chosen_client_is_imported_automatically(daemon: DaemonH
         assert running.log.count("transcript import failed: claude: nobody can read it") == 1, "it is logged once"
         running.stop()
     requested = imports_of(daemon.home)[0]
-    assert (requested["providers"], requested["patient"]) == (["claude"], True)
+    assert requested["providers"] == ["claude"]
     assert requested["environment"]["CLAUDE_CONFIG_DIR"] == str(tmp_path / "claude")
 
 
