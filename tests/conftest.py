@@ -13,6 +13,7 @@ import pytest
 
 from hypaware.home import Home
 from tests.support.ports import FreePort, held_port
+from tests.support.postgres_server import PostgresServer, postgres_server
 
 # A shell starts background processes with SIGINT ignored, which the commands under test must not inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,3 +37,11 @@ def free_port() -> Iterator[FreePort]:
     """Return a function that reserves ports until the end of the test."""
     with ExitStack() as held:
         yield lambda: held.enter_context(held_port())
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """Return the PostgreSQL server that the tests of a process share. Each uses a schema of its own."""
+    pytest.importorskip("psycopg", reason="requirements.lock has a new package: run make setup")
+    with postgres_server() as server:
+        yield server

@@ -115,7 +115,7 @@ def read_stream_states(
     with store.reading() as connection:
         records = snapshot.read_deliveries(connection)
     if records.identity is None:
-        raise StateError(f"the state {store.path} has no identity")
+        raise StateError(f"the state {store.database} has no identity")
     return derive_stream_states(home, config, records, sinks)
 
 

@@ -102,7 +102,8 @@ def open_home(home: Home, *, make: bool = True) -> OpenHome:
 
 def _open_existing(home: Home, store: StateStore) -> OpenHome | None:
     """Return the open home, or None if its state is unusable and must be created."""
-    from hypaware.state.store import load_identity, suspect_marker
+    from hypaware.state.sqlite_database import suspect_marker
+    from hypaware.state.store import load_identity
 
     if suspect_marker(home.state).exists():
         return None
@@ -276,7 +277,8 @@ def _create(home: Home, store: StateStore) -> OpenHome | None:
     Return None if there is a state after all, which must be relocated first.
     """
     from hypaware.state import recovery
-    from hypaware.state.store import is_intact, load_identity, save_identity, suspect_marker
+    from hypaware.state.sqlite_database import is_intact, suspect_marker
+    from hypaware.state.store import load_identity, save_identity
 
     durable_files.reject_network_file_system(home.root)
     _restrict_permissions(home.root)

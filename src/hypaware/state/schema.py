@@ -1,7 +1,8 @@
 """The schema of the state: an append-only list of named migrations, each applied once, in order.
 
-A released migration is never edited; a change of the schema is a new one. The DDL works on both SQLite and PostgreSQL,
-except for BLOB, which PostgreSQL calls BYTEA. Times are ISO 8601 text in UTC. `meta` holds single values by key.
+A released migration is never edited; a change of the schema is a new one. The DDL is the same for SQLite and
+PostgreSQL, for which `postgres_database` replaces the types TEXT and BLOB. Times are ISO 8601 text in UTC. `meta` holds
+single values by key.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The state database (`state.db`): its connections and transactions.
+"""The state: its connections and transactions, on SQLite or PostgreSQL.
 
-All access to the state is plain SQL through a `Connection`. This module alone depends on the database driver, which is
-SQLite. WAL with synchronous FULL: a committed transaction is on disk. A transaction takes the write lock when it begins
-(BEGIN IMMEDIATE), so its reads are still valid when it writes. A process that detects damage creates the marker file
-`state.db.suspect`, so that the next process that opens the state checks all of it. A forked child process opens its own
+All access to the state is plain SQL through a `Connection`. Only the two modules of the databases depend on a driver:
+`sqlite_database` for the state of a home, `postgres_database` for one that several machines share. A transaction is the
+only one that writes while it runs, so its reads are still valid when it writes. A forked child process opens its own
 connections.
 
 @ref homes#state
@@ -14,49 +13,81 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sqlite3
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hypaware import faults
-from hypaware.errors import HypError, Retryable, StateCorrupt, StateError
+from hypaware.errors import HypError, StateError
 from hypaware.home.identity import Identity, parse_identity
-from hypaware.home.sqlite_readonly import open_readonly
 from hypaware.state import schema
+from hypaware.state.sqlite_database import SqliteDatabase
 
 _before_commit = faults.crash_point("state.commit.before-commit", "a change of the state is complete and not committed")
 _after_commit = faults.crash_point("state.commit.after-commit", "a change of the state is committed")
 
-_BUSY_MILLISECONDS = 30_000
-_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "busy_timeout={busy}", "secure_delete=ON")
 _IDENTITY_KEY = "identity"
 
 Parameters = Mapping[str, Any] | Sequence[Any]
 Row = dict[str, Any]
 
 _open_stores: weakref.WeakSet[StateStore] = weakref.WeakSet()
-_inherited: list[list[sqlite3.Connection]] = []
+_inherited: list[list[Any]] = []
+
+
+class StateDatabase(Protocol):
+    """A database that can hold the state. Its text in a message is its address, without a password."""
+
+    @property
+    def error_type(self) -> type[Exception]: ...
+
+    @property
+    def begin_writing(self) -> Sequence[str]:
+        """The statements that begin a transaction and wait until no other one writes."""
+
+    @property
+    def begin_reading(self) -> Sequence[str]:
+        """The statements that begin to read one consistent snapshot."""
+
+    @property
+    def find_table(self) -> str:
+        """A query that returns a row if the table of the given name exists."""
+
+    def prepare(self) -> None:
+        """Create what must exist before the first transaction."""
+
+    def connect(self) -> Any:
+        """Return a connection of the driver, which has the methods of `sqlite3.Connection`."""
+
+    def connect_readonly(self) -> AbstractContextManager[Any]:
+        """Return a connection that changes nothing, not even the files next to the database."""
+
+    def is_broken(self, driver: Any) -> bool:
+        """Report whether the connection was lost and another one may work."""
+
+    def to_error(self, error: Exception, *, read_only: bool) -> HypError:
+        """Convert an error of the driver."""
 
 
 class Connection:
     """One transaction on the state. Statements have named (`:name`) or positional (`?`) parameters."""
 
-    def __init__(self, driver: sqlite3.Connection, path: Path, *, read_only: bool = False) -> None:
+    def __init__(self, driver: Any, database: StateDatabase, *, read_only: bool = False) -> None:
         self.driver = driver
-        self._path = path
+        self._database = database
         self._read_only = read_only
 
     def execute(self, sql: str, parameters: Parameters = ()) -> int:
         """Run a statement and return the number of rows that it changed."""
-        with self._errors():
-            return self.driver.execute(sql, parameters).rowcount
+        with self.errors():
+            changed: int = self.driver.execute(sql, parameters).rowcount
+            return changed
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
-        with self._errors():
+        with self.errors():
             cursor = self.driver.execute(sql, parameters)
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
@@ -67,7 +98,7 @@ class Connection:
 
     def values(self, sql: str, parameters: Parameters = ()) -> list[Any]:
         """Return the first column of every row."""
-        with self._errors():
+        with self.errors():
             return [row[0] for row in self.driver.execute(sql, parameters)]
 
     def value(self, sql: str, parameters: Parameters = ()) -> Any:
@@ -79,31 +110,38 @@ class Connection:
         if rows:
             names = list(rows[0])
             sql = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
-            with self._errors():
+            with self.errors():
                 self.driver.executemany(sql, rows).close()
 
     def has_table(self, name: str) -> bool:
-        return self.value("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)) is not None
+        return self.value(self._database.find_table, (name,)) is not None
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
-            raise to_state_error(self._path, error, mark_damage=not self._read_only) from error
+        except self._database.error_type as error:
+            raise self._database.to_error(error, read_only=self._read_only) from error
 
 
 class StateStore:
-    """The state of a home. With `read_only`, it changes no file and rejects transactions."""
+    """The state, in the SQLite file at a path or in another database.
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        self.path = path
+    With `read_only`, it changes no file and rejects transactions.
+    """
+
+    def __init__(self, at: Path | StateDatabase, *, read_only: bool = False) -> None:
+        self.database: StateDatabase = SqliteDatabase(at) if isinstance(at, Path) else at
         self._read_only = read_only
-        self._idle: list[sqlite3.Connection] = []
+        self._idle: list[Any] = []
         _open_stores.add(self)
 
     def migrate(self) -> None:
         """Apply the missing migrations. Raise StateError if the state has those of a newer version."""
+        try:
+            self.database.prepare()
+        except self.database.error_type as error:
+            raise self.database.to_error(error, read_only=False) from error
         with self.transaction() as connection:
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at TEXT NOT NULL)"
@@ -116,7 +154,7 @@ class StateStore:
                     connection.insert("migrations", {"name": name, "applied_at": schema.utc_now()})
             if unknown := applied - {name for name, _ in schema.MIGRATIONS}:
                 raise StateError(
-                    f"the state {self.path} was written by a newer version of hypaware "
+                    f"the state {self.database} was written by a newer version of hypaware "
                     f"(it has {', '.join(sorted(unknown))})",
                     kind="state_too_new",
                     repair="pip install --upgrade hypaware",
@@ -127,7 +165,7 @@ class StateStore:
         """Run a transaction. It is atomic, and durable when the context exits."""
         if self._read_only:
             raise AssertionError("a read-only state cannot be changed")
-        with self._begun("BEGIN IMMEDIATE") as connection:
+        with self._begun(self.database.begin_writing) as connection:
             yield connection
             _before_commit()
         _after_commit()
@@ -136,12 +174,13 @@ class StateStore:
     def reading(self) -> Iterator[Connection]:
         """Read one consistent snapshot, without waiting for writers or blocking them."""
         if not self._read_only:
-            with self._begun("BEGIN") as connection:
+            with self._begun(self.database.begin_reading) as connection:
                 yield connection
             return
-        with open_readonly(self.path) as driver:
-            driver.execute("BEGIN")
-            yield Connection(driver, self.path, read_only=True)
+        with self.database.connect_readonly() as driver:
+            for statement in self.database.begin_reading:
+                driver.execute(statement)
+            yield Connection(driver, self.database, read_only=True)
 
     def close(self) -> None:
         with contextlib.suppress(IndexError):
@@ -149,64 +188,52 @@ class StateStore:
                 self._idle.pop().close()
 
     @contextmanager
-    def _begun(self, begin: str) -> Iterator[Connection]:
-        connection = self._connect()
+    def _begun(self, statements: Sequence[str]) -> Iterator[Connection]:
+        connection = self._begin(statements)
         try:
-            connection.execute(begin)
             yield connection
-            connection.execute("COMMIT")
+            with connection.errors():
+                connection.driver.commit()
         except BaseException:
-            # A connection that cannot roll back is not used again.
-            with contextlib.suppress(sqlite3.Error):
-                connection.driver.rollback()
-                self._idle.append(connection.driver)
+            self._roll_back(connection)
             raise
         self._idle.append(connection.driver)
 
-    def _connect(self) -> Connection:
-        with contextlib.suppress(IndexError):
-            return Connection(self._idle.pop(), self.path)
+    def _begin(self, statements: Sequence[str]) -> Connection:
+        """Begin a transaction, on an idle connection that still works, or on a new one."""
+        while True:
+            driver = self._pop_idle()
+            connection = self._connect() if driver is None else Connection(driver, self.database)
+            try:
+                for statement in statements:
+                    connection.execute(statement)
+                return connection
+            except BaseException as error:
+                was_lost = self.database.is_broken(connection.driver)
+                self._roll_back(connection)
+                if driver is None or not was_lost or not isinstance(error, HypError):
+                    raise
+
+    def _roll_back(self, connection: Connection) -> None:
+        """Roll a transaction back. A connection that cannot roll back is not used again."""
         try:
-            # Without an isolation level, the driver begins no transactions of its own. Any thread may use the
-            # connection, but only one at a time.
-            driver = sqlite3.connect(
-                self.path, timeout=_BUSY_MILLISECONDS / 1000, isolation_level=None, check_same_thread=False
-            )
-            for pragma in _PRAGMAS:
-                driver.execute(f"PRAGMA {pragma.format(busy=_BUSY_MILLISECONDS)}").close()
-        except sqlite3.Error as error:
-            raise to_state_error(self.path, error) from error
-        return Connection(driver, self.path)
+            connection.driver.rollback()
+        except self.database.error_type:
+            with contextlib.suppress(self.database.error_type):
+                connection.driver.close()
+        else:
+            self._idle.append(connection.driver)
 
+    def _pop_idle(self) -> Any | None:
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        return None
 
-def to_state_error(path: Path, error: sqlite3.Error, *, mark_damage: bool = True) -> HypError:
-    """Convert an error of the driver. Damage leaves the marker file, unless the state is only read."""
-    if isinstance(error, sqlite3.OperationalError):
-        reason = str(error) if os.access(path.parent, os.W_OK) else f"{path.parent} is not writable"
-        return Retryable(f"cannot write the state {path}: {reason}", kind="state_unavailable")
-    if type(error) is sqlite3.DatabaseError:
-        if mark_damage:
-            with contextlib.suppress(OSError):
-                suspect_marker(path).touch(mode=0o600)
-        return StateCorrupt(f"the state {path} is damaged: {error}")
-    return StateError(f"a change of the state {path} failed: {error}")
-
-
-def suspect_marker(path: Path) -> Path:
-    """Return the path of the marker file of a state in which damage was detected."""
-    return path.with_name(f"{path.name}.suspect")
-
-
-def is_intact(path: Path) -> bool:
-    """Report whether the database passes a full check. An empty file is new, not damaged."""
-    uri = f"{path.absolute().as_uri()}?mode=rw"
-    try:
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_MILLISECONDS / 1000)) as driver:
-            return bool(driver.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
-    except sqlite3.OperationalError as error:
-        raise Retryable(f"cannot check the state {path}: {error}", kind="state_unavailable") from error
-    except sqlite3.DatabaseError:
-        return False
+    def _connect(self) -> Connection:
+        try:
+            return Connection(self.database.connect(), self.database)
+        except self.database.error_type as error:
+            raise self.database.to_error(error, read_only=self._read_only) from error
 
 
 def load_identity(connection: Connection) -> Identity | None:

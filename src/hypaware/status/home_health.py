@@ -20,7 +20,7 @@ from hypaware.home.identity import HomeLocation
 from hypaware.spool import segments
 from hypaware.state import mirror
 from hypaware.state.snapshot import StateSnapshot
-from hypaware.state.store import suspect_marker
+from hypaware.state.sqlite_database import suspect_marker
 from hypaware.status.diagnostics import Diagnostic, PartStatus, StatusInput, error, file_size, info, warning
 from hypaware.status.storage import LakeStatus, SpoolStatus
 from hypaware.text import summarize_error

@@ -21,7 +21,7 @@ from hypaware.spool import reader
 from hypaware.spool.writer import Spool
 from hypaware.state import flushes, home_opener, mirror, store
 from hypaware.state.home_opener import OpenHome, open_home, read_identity
-from hypaware.state.store import suspect_marker
+from hypaware.state.sqlite_database import suspect_marker
 from tests.support import iceberg_lake
 from tests.support.processes import run, running, succeed, together, was_killed
 from tests.support.rows import DATASET, rows

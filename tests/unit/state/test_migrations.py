@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hypaware.errors import Retryable, StateError
+from hypaware.errors import HypError, StateError
 from hypaware.state import schema
 from hypaware.state.store import StateStore
 
@@ -27,7 +27,7 @@ def test_an_older_state_gets_the_missing_migrations(store: StateStore, monkeypat
 def test_a_failed_migration_leaves_the_state_unchanged(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
     half = ("CREATE TABLE later (a TEXT)", "CREATE TABLE later (a TEXT)")
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, ("0002_later", half)))
-    with pytest.raises(Retryable, match="already exists"):
+    with pytest.raises(HypError, match="already exists"):
         store.migrate()
     with store.reading() as connection:
         assert not connection.has_table("later")

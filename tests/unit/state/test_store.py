@@ -1,29 +1,28 @@
-"""The store: a transaction is durable when it returns, or has no effect."""
+"""The store: a transaction is durable when it returns, or has no effect. Over SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
-import os
-import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from hypaware.errors import Retryable, StateCorrupt, StateError
+from hypaware.errors import HypError, StateError
 from hypaware.home import Home
-from hypaware.state import store as state_store
-from hypaware.state.store import StateStore, is_intact, suspect_marker
-from tests.support.processes import fork, run, was_killed
-
-_WRITE = """
-import pathlib, sys
+from hypaware.state.sqlite_database import is_intact
 from hypaware.state.store import StateStore
-store = StateStore(pathlib.Path(sys.argv[1]))
-with store.transaction() as connection:
+from tests.support.processes import fork, run, together, was_killed
+from tests.support.state_database import OPEN_STORE, describe
+
+_WRITE = (
+    OPEN_STORE
+    + """
+with open_store(sys.argv[1]).transaction() as connection:
     connection.insert("meta", {"key": "k", "value": "v"})
 print("committed", flush=True)
 """
+)
 
 
 def _put(store: StateStore, key: str) -> None:
@@ -52,23 +51,6 @@ def test_a_transaction_is_atomic(store: StateStore) -> None:
     assert _keys(store) == []
     _put(store, "b")
     assert _keys(store) == ["b"]
-
-
-@pytest.mark.hazard(10)
-def test_every_connection_uses_wal_and_full_synchronization(store: StateStore) -> None:
-    with store.reading() as connection:
-        found = [connection.value(f"PRAGMA {name}") for name in ("journal_mode", "synchronous")]
-    assert found == ["wal", 2]
-
-
-@pytest.mark.parametrize(("point", "keys"), [("state.commit.before-commit", []), ("state.commit.after-commit", ["k"])])
-def test_a_process_killed_around_a_commit_leaves_it_complete_or_undone(
-    store: StateStore, home: Home, point: str, keys: list[str]
-) -> None:
-    done = run(_WRITE, home, store.path, crash_at=point)
-    assert was_killed(done), done.stderr
-    assert done.stdout == ""
-    assert _keys(store) == keys
 
 
 def test_reads_of_a_transaction_are_still_valid_when_it_writes(store: StateStore) -> None:
@@ -105,94 +87,64 @@ def test_a_reader_does_not_wait_for_a_writer_or_see_uncommitted_rows(store: Stat
     assert _keys(store) == ["a"]
 
 
-def test_a_state_that_stays_locked_is_a_retryable_error(
-    store: StateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("point", "keys"), [("state.commit.before-commit", []), ("state.commit.after-commit", ["k"])])
+def test_a_process_killed_around_a_commit_leaves_it_complete_or_undone(
+    store: StateStore, home: Home, point: str, keys: list[str]
 ) -> None:
-    monkeypatch.setattr(state_store, "_BUSY_MILLISECONDS", 10)
-    impatient = StateStore(store.path)
-    with store.transaction(), pytest.raises(Retryable, match="locked") as told:
-        _put(impatient, "a")
-    assert told.value.kind == "state_unavailable"
-    _put(impatient, "a")
-    impatient.close()
+    done = run(_WRITE, home, describe(store.database), crash_at=point)
+    assert was_killed(done), done.stderr
+    assert done.stdout == ""
+    assert _keys(store) == keys
 
 
-def test_a_violated_constraint_is_not_damage(store: StateStore) -> None:
+def test_a_statement_that_failed_leaves_nothing_of_its_transaction(store: StateStore) -> None:
+    """Even if the caller continues after the error, and even though PostgreSQL commits nothing without saying so."""
     _put(store, "a")
-    with pytest.raises(StateError, match=r"a change of the state .* failed.*UNIQUE"):
-        _put(store, "a")
-    assert not suspect_marker(store.path).exists()
+
+    def continue_after_an_error() -> None:
+        with store.transaction() as connection:
+            connection.insert("meta", {"key": "b", "value": ""})
+            with pytest.raises(StateError):
+                connection.insert("meta", {"key": "a", "value": ""})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        continue_after_an_error()
+    assert _keys(store) == ["a"]
 
 
-@pytest.mark.hazard(15)
-@pytest.mark.parametrize("held", [b"not a database at all" * 100, b"SQLite format 3\0" + bytes(4080), b"\xff" * 8192])
-def test_a_file_that_is_not_a_database_is_reported_as_corrupt(tmp_path: Path, held: bytes) -> None:
-    path = tmp_path / "state.db"
-    path.write_bytes(held)
-    assert not is_intact(path)
-    store = StateStore(path)
-    with pytest.raises(StateCorrupt, match="damaged"):
-        store.migrate()
-    store.close()
-    assert suspect_marker(path).exists()
-
-
-def test_a_read_only_store_leaves_no_marker_and_cannot_be_changed(tmp_path: Path, store: StateStore) -> None:
+def test_a_store_that_is_only_read_cannot_be_changed(store: StateStore) -> None:
     _put(store, "a")
-    read_only = StateStore(store.path, read_only=True)
+    read_only = StateStore(store.database, read_only=True)
     assert _keys(read_only) == ["a"]
     with pytest.raises(AssertionError, match="read-only"), read_only.transaction():
         pass
-    damaged = tmp_path / "damaged.db"
-    damaged.write_bytes(b"SQLite format 3\0" + bytes(4080))
-    with (
-        pytest.raises((StateError, sqlite3.DatabaseError)),
-        StateStore(damaged, read_only=True).reading() as connection,
-    ):
-        connection.values("SELECT key FROM meta")
-    assert not suspect_marker(damaged).exists()
+    with pytest.raises(HypError), read_only.reading() as connection:
+        connection.insert("meta", {"key": "b", "value": ""})
+    assert _keys(store) == ["a"]
 
 
-@pytest.mark.hazard(15)
-def test_damage_in_the_middle_of_the_file_is_detected(store: StateStore) -> None:
-    for number in range(300):
-        _put(store, f"{number:04d}" + "x" * 200)
-    store.close()
-    assert is_intact(store.path)
-    spoil(store.path)
-    assert not is_intact(store.path)
+def test_text_is_ordered_by_its_code_points(store: StateStore) -> None:
+    """Times with and without a fraction are compared as text, so the order must not follow a language."""
+    keys = ["2026-01-01T00:00:00+00:00", "2026-01-01T00:00:00.5+00:00", "B", "a", "ä", "𐀀"]
+    for key in reversed(keys):
+        _put(store, key)
+    with store.reading() as connection:
+        assert connection.values("SELECT key FROM meta ORDER BY key") == keys
+        assert connection.value("SELECT max(key) FROM meta") == keys[-1]
 
 
-def spoil(path: Path) -> None:
-    """Overwrite the middle of the file. The first page still looks like a database."""
-    size = path.stat().st_size
-    assert size > 20_000
-    with open(path, "r+b") as file:
-        file.seek(8192)
-        file.write(os.urandom(size - 8192))
-
-
-def test_an_empty_file_is_new_and_intact(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    path.touch()
-    assert is_intact(path)
-
-
-def test_a_state_that_cannot_be_checked_is_a_retryable_error(tmp_path: Path) -> None:
-    (tmp_path / "state.db").mkdir()
-    with pytest.raises(Retryable, match="cannot check the state"):
-        is_intact(tmp_path / "state.db")
-
-
-def test_a_closed_store_leaves_no_side_files(store: StateStore) -> None:
-    _put(store, "a")
-    store.close()
-    assert [path.name for path in store.path.parent.iterdir() if path.name.startswith("state.db-")] == []
+def test_any_text_can_be_stored(store: StateStore) -> None:
+    text = "50% of :them? 'quoted' \\ \n é \U0001f600"
+    with store.transaction() as connection:
+        connection.insert("meta", {"key": "k", "value": text})
+        assert connection.value("SELECT value FROM meta WHERE value = :text", {"text": text}) == text
+        assert connection.value("SELECT key FROM meta WHERE value LIKE '50%' AND key <> ':name?'") == "k"
 
 
 @pytest.mark.hazard(79)
 def test_a_forked_child_opens_its_own_connections(store: StateStore) -> None:
-    """SQLite's locks belong to a process. A connection that is used by two of them corrupts the file."""
+    """A connection that two processes use corrupts the file of SQLite, and mixes up the answers of PostgreSQL."""
     _put(store, "before")
     inherited = _driver_connection(store)
 
@@ -204,7 +156,10 @@ def test_a_forked_child_opens_its_own_connections(store: StateStore) -> None:
     assert [fork(lambda: child(1)), fork(lambda: child(2))] == [0, 0]
     _put(store, "after")
     assert len(_keys(store)) == 22
-    store.close()
-    with sqlite3.connect(store.path) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    connection.close()
+
+
+@pytest.mark.hazard(79)
+def test_a_state_that_forked_children_used_is_intact(sqlite_store: StateStore, state_file: Path) -> None:
+    assert together([lambda: _put(sqlite_store, "1"), lambda: _put(sqlite_store, "2")]) == [0, 0]
+    sqlite_store.close()
+    assert is_intact(state_file)
