@@ -119,6 +119,8 @@ def _default(setting: Setting) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, bool | int):
         return str(value).lower()
+    if isinstance(value, dict):
+        return "{}"
     return "[" + ", ".join(map(_toml, value)) + "]" if isinstance(value, list) else f'"{value}"'
 
 

@@ -87,6 +87,7 @@ def test_an_unsupported_warehouse_is_refused_and_rows_stay_in_the_spool(hyp: Hyp
     for key, value, back in (
         ("lake.catalog", '{ type = "rest", uri = "http://127.0.0.1:1" }', "embedded"),
         ("lake.warehouse", "/elsewhere", ""),
+        ("lake.state", '{ uri = "postgresql://127.0.0.1:1/hyp" }', "embedded"),
     ):
         hyp.ok("config", "set", key, value)
         refused = hyp.run("flush", "--json")

@@ -225,8 +225,9 @@ from hypaware.engine.session import open_session
 
 home = Home.from_environment()
 for _ in range(2):
-    session = open_session(home, master="local[1]", memory="512m")
+    session = open_session(home, master="local[1]", memory="512m", extra={"spark.sql.shuffle.partitions": "7"})
     session.spark.sql("CREATE NAMESPACE IF NOT EXISTS hyp.n")
+    assert session.spark.conf.get("spark.sql.shuffle.partitions") == "7"
     print(session.jvm_pid, session.spark.range(3).count())
     session.close()
     session.close()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypaware.config import values
+from hypaware.config.spark_settings import SPARK_SETTINGS
 from hypaware.config.values import ValueType
 
 VERSION = 1
@@ -66,6 +67,19 @@ class EngineConfig:
     memory: str = _setting(values.MEMORY, "1g", "heap of the Spark driver")
     secret_file: str = _setting(values.TEXT, "", "file with the secret of the cluster (spark.authenticate.secret)")
     idle_timeout: float = _setting(values.DURATION, 900.0, "stop the engine after this time without a job")
+    spark: Mapping[str, str] = field(
+        default_factory=dict, metadata={"setting": Setting(SPARK_SETTINGS, {}, "further settings, passed to Spark")}
+    )
+
+
+@dataclass(frozen=True)
+class LakeS3Config:
+    endpoint: str = _setting(values.ENDPOINT, "", "address of the S3 server, unless Amazon's")
+    region: str = _setting(values.TEXT, "", "region of the bucket")
+    path_style: bool = _setting(values.FLAG, False, "put the bucket into the path, not into the host name")
+    credentials: str = _setting(
+        values.NON_EMPTY, "environment", "environment, or the path of a file with the credentials"
+    )
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,18 @@ class LakeConfig:
         values.LAKE_CATALOG, "embedded", "catalog of the tables; only embedded is supported"
     )
     warehouse: str = _setting(values.TEXT, "", "folder of the data files; only below the home is supported")
+    state: str | Mapping[str, str] = _setting(
+        values.LAKE_STATE, "embedded", "database of the state; only embedded is supported"
+    )
+    s3: LakeS3Config = field(default_factory=LakeS3Config)
+
+    def find_unsupported(self) -> tuple[str, Any] | None:
+        """Return a setting that this version reads and cannot use yet, with the value that it can, or None."""
+        defaults = LakeConfig()
+        for name in ("catalog", "warehouse", "state"):
+            if getattr(self, name) != getattr(defaults, name):
+                return f"lake.{name}", getattr(defaults, name)
+        return None
 
 
 @dataclass(frozen=True)

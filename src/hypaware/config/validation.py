@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from hypaware.config import schema
 from hypaware.config.schema import SINK_COMMON, SINK_KINDS, Config, LakeConfig, RetentionConfig, Setting, SinkConfig
+from hypaware.config.spark_settings import is_secret_setting
 from hypaware.config.values import NAME, PRIVACY_CLASS, ValueType, integer, is_loopback
 from hypaware.text import did_you_mean
 
@@ -69,6 +70,7 @@ def validate(table: Mapping[str, Any]) -> Config:
         "version": lambda raw, _path: raw,
         "gateway": _gateway,
         "clients": _clients,
+        "engine": _engine,
         "lake": _lake,
         "retention": _section_reader(RetentionConfig, {"datasets": _days_of_datasets}),
         "privacy": _section_reader(schema.PrivacyConfig, {"folders": _folders}),
@@ -82,7 +84,16 @@ def _reject_secrets(table: Mapping[str, Any]) -> None:
         # These keys are paths, and a folder can have any name.
         if path[:-1] == ("privacy", "folders"):
             continue
+        # Its value is the path of a file, or a word that says where they are.
+        if path == ("lake", "s3", "credentials"):
+            continue
         name = next(part for part in reversed(path) if isinstance(part, str))
+        if path[:2] == ("engine", "spark") and is_secret_setting(name):
+            raise ConfigProblem(
+                path,
+                f"{format_key(path)}: the config must not contain secrets: engine.secret_file names a file with the "
+                "cluster's, and storage reads its own from an *_env variable, a *_file or the machine",
+            )
         if _SECRET_KEY.search(name):
             stem = name.replace("-", "_").replace(".", "_")
             raise ConfigProblem(
@@ -198,8 +209,20 @@ def _clients(raw: Any, path: KeyPath) -> dict[str, schema.ClientConfig]:
     return found
 
 
+def _engine(raw: Any, path: KeyPath) -> schema.EngineConfig:
+    engine = _section(schema.EngineConfig, raw, path)
+    if engine.master.startswith("local"):
+        for name in engine.spark:
+            if name in ("spark.driver.host", "spark.driver.bindAddress"):
+                raise ConfigProblem(
+                    (*path, "spark", name),
+                    f"engine.spark: {name} can be set only for a cluster: on this machine, Spark listens on loopback",
+                )
+    return engine
+
+
 def _lake(raw: Any, path: KeyPath) -> LakeConfig:
-    lake = _section(LakeConfig, raw, path)
+    lake = _section(LakeConfig, raw, path, {"s3": _section_reader(schema.LakeS3Config)})
     if lake.catalog == "embedded" and "://" in lake.warehouse:
         raise ConfigProblem(
             (*path, "warehouse"),

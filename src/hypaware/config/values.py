@@ -309,6 +309,28 @@ def _shared_catalog(raw: Any) -> dict[str, str]:
     return properties
 
 
+def _shared_state(raw: Any) -> dict[str, str]:
+    """Read the address of a PostgreSQL database. Its password is in an environment variable."""
+    if not isinstance(raw, Mapping):
+        raise ValueError
+    for key, value in raw.items():
+        if key not in _STATE_KEYS:
+            raise ValueError(f"it has an unknown key {key!r}. {_suggestion(key, _STATE_KEYS)}".strip())
+        _non_empty(value)
+    parts = urlsplit(raw.get("uri", ""))
+    if parts.scheme not in ("postgresql", "postgres") or not parts.hostname or not parts.path.strip("/"):
+        raise ValueError("its uri must be postgresql://host:port/database")
+    if parts.username is not None:
+        raise ValueError("its uri has a user name; write it as user")
+    return dict(raw)
+
+
+def _endpoint(raw: Any) -> str:
+    return _url(raw) if raw != "" else ""
+
+
+_STATE_KEYS = ("uri", "user", "password_env")
+_STATE_EXAMPLE = '{ uri = "postgresql://db.example:5432/hypaware", user = "hyp", password_env = "STATE_PASSWORD" }'
 _CATALOG_EXAMPLE = '{ type = "rest", uri = "https://catalog.example" }'
 TEXT = ValueType("text in quotes", '"text"', _text)
 NON_EMPTY = ValueType("text in quotes", '"text"', _non_empty)
@@ -328,6 +350,7 @@ MEMORY = ValueType("an amount of memory in k, m, g or t", '"1g"', _matching(r"(?
 LISTEN = ValueType("an address and a port", '"127.0.0.1:18521"', _listen)
 LOOPBACK = ValueType("127.0.0.1, localhost or [::1], and a port", '"127.0.0.1:4177"', _loopback)
 HOSTS = ValueType("a list of host names or addresses", '["192.0.2.7"]', _hosts, list)
+ENDPOINT = ValueType("an http or https address, or empty", '"https://s3.example"', _endpoint)
 URL = ValueType("an http or https address", '"https://api.example"', _url)
 SERVER_URL = ValueType("the server's http or https address", '"https://host.example"', _server_url)
 PREFIX = ValueType("a path that starts with /", '"/v1"', _matching("/.*"))
@@ -341,5 +364,11 @@ LAKE_CATALOG = ValueType(
     '"embedded", or a table with the catalog\'s type and uri',
     f'"embedded" or {_CATALOG_EXAMPLE}',
     lambda raw: "embedded" if raw == "embedded" else _shared_catalog(raw),
+    lambda value: value if isinstance(value, str) else dict(value),
+)
+LAKE_STATE = ValueType(
+    '"embedded", or a table with the uri of a PostgreSQL database',
+    f'"embedded" or {_STATE_EXAMPLE}',
+    lambda raw: "embedded" if raw == "embedded" else _shared_state(raw),
     lambda value: value if isinstance(value, str) else dict(value),
 )

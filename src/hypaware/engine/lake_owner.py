@@ -198,7 +198,9 @@ def start_spark(home: Home, engine: EngineConfig) -> SparkHandle:
     from hypaware.engine import class_archive
     from hypaware.engine.session import open_session
 
-    opened = open_session(home, master=engine.master, memory=engine.memory, secret_file=engine.secret_file)
+    opened = open_session(
+        home, master=engine.master, memory=engine.memory, secret_file=engine.secret_file, extra=engine.spark
+    )
     # Builds a missing archive, for example after an update of Java or Spark, so that the next start is fast.
     class_archive.build_in_background(cache_dir())
     return opened

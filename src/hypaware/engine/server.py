@@ -305,14 +305,14 @@ class JobServer:
 
 def _require_embedded_lake(lake: LakeConfig) -> None:
     """Reject unsupported settings instead of ignoring them, so that rows are never stored in an unexpected place."""
-    for name, value, supported in (("catalog", lake.catalog, "embedded"), ("warehouse", lake.warehouse, "")):
-        if value != supported:
-            raise NotReady(
-                f"lake.{name} is set, but this version supports only the embedded catalog below the home; "
-                "rows stay in the spool until this is fixed",
-                kind="lake_elsewhere",
-                repair=f"hyp config set lake.{name} '{supported}'",
-            )
+    if unsupported := lake.find_unsupported():
+        key, supported = unsupported
+        raise NotReady(
+            f"{key} is set, but this version supports only the embedded catalog, state and warehouse of the home; "
+            "rows stay in the spool until this is fixed",
+            kind="lake_elsewhere",
+            repair=f"hyp config set {key} '{supported}'",
+        )
 
 
 _BUILT_IN_JOBS: dict[str, Job] = {

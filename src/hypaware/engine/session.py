@@ -52,6 +52,8 @@ _STANDALONE = "spark"
 _MASTER_PORT = 7077
 _CONNECT_SECONDS = 10.0
 _LOCK_POLL_SECONDS = 0.05
+_SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+_MIN_SHUFFLE_PARTITIONS = 4
 
 
 @dataclass
@@ -134,6 +136,9 @@ def open_session(
     try:
         try:
             spark = _connect(process, settings)
+            if _SHUFFLE_PARTITIONS not in (extra or {}):
+                cores = spark.sparkContext.defaultParallelism
+                spark.conf.set(_SHUFFLE_PARTITIONS, max(cores, _MIN_SHUFFLE_PARTITIONS))
         except Exception as error:
             if _is_local(master):
                 raise
@@ -162,7 +167,7 @@ def session_settings(home: Home, scratch: Path) -> dict[str, str]:
         "spark.sql.globalTempDatabase": NAMESPACE,
         "spark.sql.runSQLOnFiles": "false",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "4",
+        _SHUFFLE_PARTITIONS: str(_MIN_SHUFFLE_PARTITIONS),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.warehouse.dir": f"file://{scratch}/warehouse",
         "spark.hadoop.fs.permissions.umask-mode": "077",

@@ -288,6 +288,7 @@ CHECKS: tuple[tuple[str, CheckFunction], ...] = (
     ("disk", doctor_home.check_disk_space),
     ("sync", doctor_home.check_sync),
     ("config", doctor_home.check_config),
+    ("profile", doctor_home.check_profile),
     ("secrets", doctor_home.check_secrets),
     ("state", lambda inputs: doctor_home.check_database("state", inputs.home.state, "hyp verify")),
     ("catalog", lambda inputs: doctor_home.check_database("catalog", inputs.home.catalog, "hyp restore --help")),

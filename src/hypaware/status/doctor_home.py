@@ -155,6 +155,16 @@ def check_config(inputs: StatusInput) -> Iterator[CheckResult]:
         yield check_ok("config", f"{inputs.home.config} is valid" if exists else "there is none; the defaults are used")
 
 
+def check_profile(inputs: StatusInput) -> Iterator[CheckResult]:
+    """Say where the lake, its catalog and its state are."""
+    if unsupported := inputs.config.lake.find_unsupported():
+        key, supported = unsupported
+        message = f"{key} is set, but this version supports only the embedded profile: rows stay in the spool"
+        yield check_failed("profile", message, f"hyp config set {key} '{supported}'")
+    else:
+        yield check_ok("profile", f"embedded: catalog, state and data files are in {inputs.home.root}")
+
+
 def check_secrets(inputs: StatusInput) -> Iterator[CheckResult]:
     for sink, declared in inputs.config.sinks.items():
         for option, value in declared.options.items():

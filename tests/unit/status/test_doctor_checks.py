@@ -91,6 +91,16 @@ def test_home_open_to_other_users_fails(at: StatusHome) -> None:
     assert checked(at, doctor_home.check_permissions).status == "failed"
 
 
+def test_the_profile_of_the_home_is_named_and_one_that_is_not_supported_fails(at: StatusHome) -> None:
+    at.made()
+    found = checked(at, doctor_home.check_profile)
+    assert (found.status, str(at.home.root) in found.detail) == ("ok", True)
+    at.home.config.write_text('[lake]\nstate = { uri = "postgresql://db.example/hyp" }\n')
+    found = checked(at, doctor_home.check_profile)
+    assert (found.status, found.repair) == ("failed", ("hyp config set lake.state 'embedded'",))
+    assert "lake.state" in found.detail
+
+
 def test_disk_probe_leaves_no_file(at: StatusHome) -> None:
     at.made()
     assert checked(at, doctor_home.check_sync).status in ("ok", "warning")
