@@ -20,7 +20,7 @@ from hypaware.backfill.providers import ProviderFault, find_sources
 from hypaware.backfill.request import ImportArguments, ImportPolicy
 from hypaware.clients.client import Environment, Provider, ProviderEvent, Source
 from hypaware.clients.compressed_content import read_head
-from hypaware.clients.reader import SourceSnapshot, TimeWindow, get_inode
+from hypaware.clients.reader import SourceSnapshot, TimeWindow, get_inode, is_database, measure
 from hypaware.errors import StateError
 from hypaware.home import Home
 from hypaware.iceberg import metadata
@@ -206,12 +206,11 @@ def pin_source(
 
     `released` messages are not held back any longer.
     """
-    mtime_ns = max(-_MAX_INT64, min(status.st_mtime_ns, _MAX_INT64))
+    size, mtime_ns = measure(path, status)
+    mtime_ns = max(-_MAX_INT64, min(mtime_ns, _MAX_INT64))
     # A time in the future is a mistake; waiting for it could take years.
     quiet = abs(int(now.timestamp() * 10**9) - mtime_ns) >= QUIET_NS
-    fresh = SourceSnapshot(
-        path, get_inode(status), status.st_size, mtime_ns, quiet=quiet, window=window, released=released
-    )
+    fresh = SourceSnapshot(path, get_inode(status), size, mtime_ns, quiet=quiet, window=window, released=released)
     if checkpoint is None:
         return fresh
     if (pin := checkpoint.pin) is not None and fresh.size >= pin.size:
@@ -228,12 +227,18 @@ def pin_source(
 
 
 def _after_checkpoint(fresh: SourceSnapshot, checkpoint: SourceCheckpoint) -> SourceSnapshot:
-    if fresh.size < checkpoint.consumed:
+    consumed = checkpoint.consumed
+    if is_database(fresh.path):
+        # It may become smaller. Another file is another database.
+        if fresh.inode != checkpoint.inode:
+            return fresh
+        consumed = min(consumed, fresh.size)
+    if fresh.size < consumed:
         return fresh
     # The reader compares the hash of the prefix, because the file may have been rewritten, or copied to a new inode.
     return replace(
         fresh,
-        consumed=checkpoint.consumed,
+        consumed=consumed,
         prefix_hash=checkpoint.prefix_hash,
         held=frozenset(checkpoint.held),
         left_out=checkpoint.left_out,

@@ -6,6 +6,8 @@ needed.
 
 A compressed source (`.zst`) is unpacked first; offsets are those of its content. It does not grow, it is replaced:
 whenever it is due it is read as a whole, and the key index drops the rows that the lake has.
+
+A database (`.db`) has no lines; `clients.database_source` reads it, and a cursor takes the place of the offset.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,6 +31,7 @@ from hypaware.state.titles import SessionTitle
 MAX_LINE_BYTES = 64 << 20
 _MAX_RANGES = 1000
 _MAX_TYPE_NAMES = 20
+_DATABASE = ".db"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _MAX_KEPT_BYTES = 24 << 20
 _BLOCK = 1 << 20
@@ -62,7 +66,7 @@ class SourceSnapshot:
     consumed: int = 0
     """Lines that begin before this offset were imported by an earlier run, except those in `held` and `left_out`."""
     prefix_hash: str = ""
-    """SHA-256 of the bytes before `consumed`."""
+    """SHA-256 of the bytes before `consumed`; the cursor of a database."""
     held: frozenset[str] = frozenset()
     """Messages that the earlier import held back because they were unfinished."""
     quiet: bool = True
@@ -128,6 +132,7 @@ class SourceReader:
     _file: BinaryIO | None = None
     _consumed_digest: Any = field(default_factory=hashlib.sha256)
     _packed_hash: str | None = None
+    _cursor: str | None = None
 
     def __post_init__(self) -> None:
         self.size = self.source.size
@@ -135,7 +140,8 @@ class SourceReader:
     def __enter__(self) -> SourceReader:
         self._file = file = open_regular_file(self.source.path)
         found = os.fstat(file.fileno())
-        if get_inode(found) != self.source.inode or found.st_size < self.source.size:
+        is_cut = found.st_size < self.source.size and not is_database(self.source.path)
+        if get_inode(found) != self.source.inode or is_cut:
             file.close()
             raise SourceChanged("the file was replaced or truncated after it was pinned")
         if compressed_content.is_compressed(self.source.path):
@@ -196,7 +202,7 @@ class SourceReader:
 
     def reset_if_rewritten(self) -> None:
         """Start from the beginning if the bytes that earlier imports read have changed."""
-        consumed = self.source.consumed
+        consumed = 0 if is_database(self.source.path) else self.source.consumed
         if consumed and self._hash_prefix(consumed) != self.source.prefix_hash:
             self._forget_earlier_imports()
 
@@ -261,13 +267,18 @@ class SourceReader:
 
     @property
     def checkpoint_offset(self) -> int:
-        """The offset in the source before which everything was read. A compressed source is read as a whole."""
-        return self.consumed if self._packed_hash is None else self.source.size
+        """The offset before which everything was read. Compressed sources and databases are read as a whole."""
+        return self.consumed if self._packed_hash is None and self._cursor is None else self.source.size
+
+    def set_cursor(self, cursor: str, *, is_complete: bool) -> None:
+        """Set the cursor of a database, and whether the time window excluded nothing."""
+        self._cursor, self._window_applied = cursor, True
+        self.left_out = [] if is_complete else [(0, self.size)]
 
     @property
     def consumed_hash(self) -> str:
-        """SHA-256 of the bytes before it, as they were read; the file may have been overwritten since."""
-        return str(self._consumed_digest.hexdigest()) if self._packed_hash is None else self._packed_hash
+        """SHA-256 of the bytes before it, as they were read, whatever the file has now; the cursor of a database."""
+        return self._cursor or self._packed_hash or str(self._consumed_digest.hexdigest())
 
     def _skip_long_line(self, file: BinaryIO, raw: bytes, offset: int) -> int:
         """Read to the end of a long line in blocks, and return the offset of the next line."""
@@ -287,6 +298,20 @@ class SourceReader:
         """Count a skipped line, unless an earlier import counted it."""
         if self.is_new(offset):
             self.skipped[reason] += 1
+
+
+def is_database(path: Path) -> bool:
+    return path.suffix == _DATABASE
+
+
+def measure(path: Path, status: os.stat_result) -> tuple[int, int]:
+    """Return size and modification time of a source. What was written last to a database is in a file next to it."""
+    size, mtime_ns = status.st_size, status.st_mtime_ns
+    if is_database(path):
+        with suppress(OSError):
+            side = path.with_name(f"{path.name}-wal").stat()
+            size, mtime_ns = size + side.st_size, max(mtime_ns, side.st_mtime_ns)
+    return size, mtime_ns
 
 
 def get_inode(status: os.stat_result) -> int:

@@ -90,7 +90,7 @@ class SourceCheckpoint:
     consumed: int
     """Lines that begin before this offset were imported, except for those of the `held` messages."""
     prefix_hash: str
-    """The hash of the bytes before `consumed`."""
+    """The hash of the bytes before `consumed`; the cursor of a database."""
     held: tuple[str, ...]
     quiet: bool
     """The file had not changed for a while. Messages that are held anyway wait for more lines, not for time."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hypaware import plugins, text
 from hypaware.clients import attach, original_install
 from hypaware.clients.attach import ClientSettings
-from hypaware.clients.client import Client, WatchableProvider
+from hypaware.clients.client import Client, Source, WatchableProvider
 from hypaware.config import ClientConfig
 from hypaware.gateway import attach_status
 from hypaware.gateway.handover import find_free_address
@@ -98,16 +97,18 @@ def _client_status(inputs: StatusInput, settings: ClientSettings) -> ClientStatu
 def _history_status(inputs: StatusInput, client: Client) -> ClientStatus:
     """Return the status of a client that cannot be attached."""
     configured, problem = inputs.config.clients.get(client.name), None
-    folders: tuple[Path, ...] = ()
+    has_history = False
     try:
         if isinstance(client.backfill, WatchableProvider):
-            folders = client.backfill.folders(inputs.environment)
+            has_history = any(folder.is_dir() for folder in client.backfill.folders(inputs.environment))
+        elif client.backfill is not None:
+            has_history = any(isinstance(each, Source) for each in client.backfill.find(inputs.environment))
     except Exception as exception:
         problem = f"cannot find its history: {summarize_error(exception)}"
     return ClientStatus(
         name=client.name,
         program=shutil.which(client.name, path=inputs.environment.get("PATH", "")),
-        has_settings=any(folder.is_dir() for folder in folders),
+        has_settings=has_history,
         enabled=(configured or ClientConfig()).enabled,
         chosen=configured is not None,
         follow=_follow_status(inputs, client.name),
