@@ -31,7 +31,7 @@ from hypaware.index.schema import (
     TOKENS,
 )
 from hypaware.index.tokens import prepare_text
-from hypaware.model.match_keys import MESSAGE_MATCH_RULES
+from hypaware.model.match_keys import MESSAGE_MATCH_RULES, PROMPT_HISTORY
 from hypaware.model.schemas import GATEWAY_TYPE
 
 COLUMNS = (
@@ -42,7 +42,7 @@ COLUMNS = (
     *("raw_frame", "model", "cwd", "git_branch"),
 )
 """The columns of a row that are indexed, in the order of the arguments of `make_part`."""
-ATTRIBUTE_MARKS = ('"usage":', '"spawned_by_tool_use_id":', '"source":"live"')
+ATTRIBUTE_MARKS = ('"usage":', '"spawned_by_tool_use_id":', '"source":"live"', f'"source":"{PROMPT_HISTORY}"')
 """Attributes without any of these hold nothing that is indexed."""
 _CLIENT_NOTES = (
     *("<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<turn_aborted>", "<skill>"),

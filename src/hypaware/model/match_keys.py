@@ -21,6 +21,9 @@ model also have a `said` key; live rows have one only in that case. Several part
 Claude Code before 2.1 does not identify its agents in requests. Its live rows and native rows of subagents therefore
 also have `said:<role>:?:<part>`.
 
+A prompt that was rescued from a prompt history (`attributes.claude.source`) counts as a live row without an id: if its
+transcript is imported later, the native row settles it.
+
 Codex sends item ids: the live row has the part_id of its native row, which replaces its columns all the same, because
 a row made from a request's history lacks usage, time and git facts. Such a row also matches a live row without the
 client's id, recorded before the client began to send ids.
@@ -43,6 +46,9 @@ _PREVIOUS_PART_ID = "previous_part_id"
 _PREVIOUS_LINK = "previous_link"
 # In canonical JSON. Imported rows of old clients also lack their own id, but are not live.
 _LIVE, _SETTLED = '"source":"live"', f'"{_PREVIOUS_PART_ID}":'
+PROMPT_HISTORY = "prompt_history"
+"""The mark of rows that were made from a history of prompts, because their transcript is gone."""
+_RESCUED = f'"source":"{PROMPT_HISTORY}"'
 # These columns determine a row's stream, so a settled row keeps them unless the native values lead there too.
 _SOURCE_COLUMNS = ("client_name", "conversation_source", "provider")
 
@@ -119,7 +125,9 @@ def _list_keys(row: AnyRow, live: bool) -> list[str]:
 
 def _may_be_live(row: Mapping[str, Any]) -> bool:
     attributes = row.get("attributes")
-    return isinstance(attributes, str) and _LIVE in attributes and _SETTLED not in attributes
+    if not isinstance(attributes, str) or _SETTLED in attributes:
+        return False
+    return _LIVE in attributes or _RESCUED in attributes
 
 
 def _match_keys(row: Mapping[str, Any]) -> RowMatchKeys | None:
@@ -128,7 +136,7 @@ def _match_keys(row: Mapping[str, Any]) -> RowMatchKeys | None:
     if not session:
         return None
     settled = _PREVIOUS_PART_ID in gateway
-    recorded_live = gateway.get("source") == "live" and not settled
+    recorded_live = (gateway.get("source") == "live" or _is_rescued(row)) and not settled
     is_live = recorded_live and gateway.get("identity_source") == _FALLBACK_ID
     is_unsettled = recorded_live and not is_live
     keys = _list_keys(row, is_live)
@@ -191,6 +199,14 @@ def _gateway_group(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def _is_rescued(row: Mapping[str, Any]) -> bool:
+    attributes = row.get("attributes")
+    if isinstance(attributes, str) and _RESCUED not in attributes:
+        return False
+    claude = _parse_object(attributes).get("claude")
+    return isinstance(claude, Mapping) and claude.get("source") == PROMPT_HISTORY
+
+
 def _parse_object(value: Any) -> Mapping[str, Any]:
     if isinstance(value, str):
         try:
@@ -207,7 +223,8 @@ MESSAGE_MATCH_RULES = MatchRules(
     ),
     marker_column="attributes",
     may_be_live=_may_be_live,
-    may_be_live_sql=f"instr(attributes, '{_LIVE}') > 0 AND instr(attributes, '{_SETTLED}') = 0",
+    may_be_live_sql=f"(instr(attributes, '{_LIVE}') > 0 OR instr(attributes, '{_RESCUED}') > 0) "
+    f"AND instr(attributes, '{_SETTLED}') = 0",
     match_keys=_match_keys,
     previous_keys=_previous_keys,
     settle=_settle,

@@ -152,11 +152,12 @@ def _deselected_clients(choices: SetupChoices, config: Config, found: Iterable[F
     """Return the enabled clients that the user could have chosen and did not.
 
     Options name all clients of a new config, but only add to an existing one. The questions offer installed clients
-    only, so they say nothing about others.
+    only, so they say nothing about others. A client that is neither installed nor attachable is recorded only if the
+    config names it, so nothing is written for it.
     """
     if choices.clients is None or not (is_new or choices.interactive):
         return []
-    seen = [each.name for each in found if each.installed or not choices.interactive]
+    seen = [each.name for each in found if each.installed or (each.client.settings and not choices.interactive)]
     return [name for name in seen if name not in choices.clients and is_enabled(config, name)]
 
 

@@ -1,6 +1,7 @@
 """Claude Code's history provider: find its transcripts, and turn each session in them into an exchange.
 
-Transcripts are every `.jsonl` under `<CLAUDE_CONFIG_DIR or ~/.claude>/projects`. Folders are entered once and files
+Transcripts are every `.jsonl` under `<CLAUDE_CONFIG_DIR or ~/.claude>/projects`; `history.jsonl` next to that folder
+rescues the prompts of sessions whose transcripts are gone. Folders are entered once and files
 listed once, by device and inode, so that links cannot form a cycle. Anything that cannot be inspected is reported as
 an event, and the search continues.
 """
@@ -19,6 +20,7 @@ from typing import Any
 import orjson
 
 from hypaware.clients import git
+from hypaware.clients.claude import prompt_history
 from hypaware.clients.claude.index import (
     SYNTHETIC,
     LineValue,
@@ -92,6 +94,8 @@ class ClaudeHistory:
 
     def find(self, environment: Environment) -> Iterator[Source | ProviderEvent]:
         (projects,) = self.folders(environment)
+        if (prompts := projects.with_name(prompt_history.FILE_NAME)).is_file():
+            yield Source(prompts)
         if not projects.is_dir():
             yield ProviderEvent("no_history", {"path": _printable(projects)})
             return
@@ -160,6 +164,10 @@ class ClaudeHistory:
         return [entry.path for entry in _scan(folder) if entry.name.endswith(".jsonl")]
 
     def read(self, reader: SourceReader, environment: Environment) -> Iterator[ImportItem | ProviderEvent]:
+        (projects,) = self.folders(environment)
+        if reader.source.path == projects.with_name(prompt_history.FILE_NAME):
+            yield from prompt_history.read_prompts(reader, environment, projects)
+            return
         index = TranscriptIndex(reader)
         reader.titles, reader.leaves = index.titles(), index.leaves()
         records = read_session_records(environment)
