@@ -51,13 +51,14 @@ class FollowedHome:
         providers = load_providers()
         entry = providers.get(self.client)
         assert entry is not None
-        assert isinstance(entry.provider, WatchableProvider)
+        provider = entry.provider
+        folders = provider.folders(self.environment) if isinstance(provider, WatchableProvider) else ()
         opened = open_home(self.home)
         with Spool(self.home, NO_TIMER) as spool:
             try:
                 client = FollowedClient(
                     entry,
-                    entry.provider.folders(self.environment),
+                    folders,
                     lambda: survey_client(self.home, self.config, providers, entry, opened.store, spool),
                     began=self.began,
                     clock=lambda: self.now,
