@@ -1,4 +1,4 @@
-"""What sessions of Qwen Code and Gemini CLI contain, computed naively with json, without the package."""
+"""What sessions of Qwen Code, Gemini CLI and Copilot CLI contain, computed naively with json, without the package."""
 
 from __future__ import annotations
 
@@ -57,6 +57,30 @@ def gemini(data: bytes) -> Totals:
             tokens["total_tokens"] += used["total"]
     if results:
         parts["tool", "tool_result"] = len(results)
+    return +parts, tokens
+
+
+def copilot(data: bytes) -> Totals:
+    parts, tokens = Counter[tuple[str, str]](), Counter[str]()
+    for line in map(json.loads, data.splitlines()):
+        kind, facts = line["type"], line["data"]
+        if kind in ("user.message", "system.message"):
+            parts[kind.partition(".")[0], "text"] += 1
+        elif kind == "assistant.message":
+            parts["assistant", "text"] += bool(facts["content"])
+            parts["assistant", "reasoning"] += "reasoningText" in facts
+            parts["assistant", "tool_call"] += len(facts["toolRequests"])
+        elif kind == "tool.execution_complete":
+            parts["tool", "tool_result"] += 1
+        elif kind == "session.error":
+            parts["assistant", "error"] += 1
+        elif kind == "session.usage_record":
+            used = facts["usage"]
+            tokens["input_tokens"] += used["inputTokens"] - used["cacheReadTokens"]
+            tokens["output_tokens"] += used["outputTokens"]
+            tokens["cache_read_tokens"] += used["cacheReadTokens"]
+            tokens["reasoning_tokens"] += used["reasoningTokens"]
+            tokens["total_tokens"] += used["inputTokens"] + used["outputTokens"]
     return +parts, tokens
 
 

@@ -1,4 +1,4 @@
-"""Sessions that Qwen Code and Gemini CLI wrote themselves, compared with a naive reading of the same files."""
+"""Sessions that the clients wrote themselves, compared with a naive reading of the same files."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from pathlib import Path
 import pytest
 
 from hypaware.clients.client import Provider, SessionProvider, WatchableProvider
+from hypaware.clients.copilot.history import CopilotHistory
 from hypaware.clients.gemini.history import GeminiHistory
 from hypaware.clients.qwen.history import QwenHistory
-from tests.support import google_oracle
-from tests.support.google_oracle import Totals
+from tests.support import session_oracle
 from tests.support.history import GrowingFile, rows_of, usage
+from tests.support.session_oracle import Totals
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 Oracle = Callable[[bytes], Totals]
 CLIENTS: list[tuple[Provider, str, Oracle]] = [
-    (QwenHistory(), "qwen", google_oracle.qwen),
-    (GeminiHistory(), "gemini", google_oracle.gemini),
+    (CopilotHistory(), "copilot", session_oracle.copilot),
+    (QwenHistory(), "qwen", session_oracle.qwen),
+    (GeminiHistory(), "gemini", session_oracle.gemini),
 ]
 SAMPLES = [
     pytest.param(provider, path, oracle, id=f"{name}-{path.stem[:36]}")
@@ -31,7 +33,9 @@ SAMPLES = [
 def copy_sample(folder: Path, sample: Path) -> Path:
     """Put a sample where its client keeps sessions."""
     path = folder / "chats" / sample.name
-    path.parent.mkdir()
+    if "copilot" in sample.parts:
+        path = folder / "session-state" / sample.stem / "events.jsonl"
+    path.parent.mkdir(parents=True)
     path.write_bytes(sample.read_bytes())
     return path
 
@@ -81,7 +85,10 @@ def test_the_session_and_its_first_time_are_seen_in_the_first_bytes(
     assert isinstance(provider, WatchableProvider)
 
     assert provider.session_of(path, path.read_bytes()) == rows[0]["session_id"]
-    assert provider.first_time(path.read_bytes()) == min(row["message_created_at"] for row in rows)
+    first = provider.first_time(path.read_bytes())
+    assert first is not None
+    assert first <= min(row["message_created_at"] for row in rows)
+    assert first[:13] == rows[0]["message_created_at"][:13]
 
 
 @pytest.mark.parametrize(("provider", "sample", "oracle"), SAMPLES)
@@ -93,4 +100,4 @@ def test_results_name_their_tool_and_models_and_versions_are_recorded(
     calls = {row["tool_call_id"]: row["tool_name"] for row in rows if row["part_type"] == "tool_call"}
     results = {row["tool_result_for"]: row["tool_name"] for row in rows if row["part_type"] == "tool_result"}
     assert results == calls
-    assert all(row.get("model") for row in rows if row["role"] == "assistant")
+    assert all(row.get("model") for row in rows if row["role"] == "assistant" and row["part_type"] != "error")
