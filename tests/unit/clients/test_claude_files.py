@@ -46,8 +46,9 @@ def test_every_transcript_under_projects_is_found_subagents_included(tmp_path: P
     touch(projects / "-home-dev-a" / "s1" / "subagents" / "agent-2.meta.json")
     touch(projects / "-home-dev-a" / "notes.json")
     touch(projects / "-home-dev-a" / "s1.jsonl.bak")
-    touch(projects.parent / "history.jsonl")
-    assert found(tmp_path) == expected
+    prompts = touch(projects.parent / "history.jsonl")
+    touch(projects.parent / "other.jsonl")
+    assert found(tmp_path) == [prompts, *expected]
     assert events(tmp_path) == []
 
 
