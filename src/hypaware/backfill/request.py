@@ -21,6 +21,7 @@ from typing import Any
 
 from hypaware import telemetry
 from hypaware.backfill.providers import RESERVED, ProviderRegistry, RegisteredProvider
+from hypaware.clients.client import OptionalProvider, Provider, Source
 from hypaware.clients.reader import TimeWindow
 from hypaware.config import ClientConfig, Config, PrivacyConfig, RedactionConfig
 from hypaware.errors import HypError, UsageError
@@ -66,7 +67,7 @@ def parse_request(
     """Raise UsageError for invalid dates, HypError for unknown names. `variables` is the caller's environment."""
     default = config.retention.default_days
     window = resolve_window(since, until, retention_days, default, now)
-    selection = select_providers(providers, config, names)
+    selection = select_providers(providers, config, names, variables)
     requested = {"HOME", *(name for each in selection.chosen for name in each.provider.environment)}
     found = {name: variables[name] for name in sorted(requested) if name in variables}
     for name, value in found.items():
@@ -109,11 +110,20 @@ class ProviderSelection:
     """The message for the user if no provider was chosen."""
 
 
-def select_providers(providers: ProviderRegistry, config: Config, names: Sequence[str] = ()) -> ProviderSelection:
-    """Return the named providers, or the enabled ones without names; raise HypError for an unknown or broken name."""
+def select_providers(
+    providers: ProviderRegistry, config: Config, names: Sequence[str] = (), variables: Mapping[str, str] | None = None
+) -> ProviderSelection:
+    """Return the named providers, or the enabled ones without names; raise HypError for an unknown or broken name.
+
+    `variables` is the environment in which optional providers look for history.
+    """
     if names:
         return ProviderSelection(tuple(_get_named(providers, name) for name in dict.fromkeys(names)))
-    chosen = tuple(each for each in providers if is_enabled(config, each.name))
+    chosen = tuple(
+        each
+        for each in providers
+        if is_enabled(config, each.name) and (each.name in config.clients or _is_found(each.provider, variables or {}))
+    )
     if chosen:
         return ProviderSelection(chosen)
     if not len(providers):
@@ -124,6 +134,17 @@ def select_providers(providers: ProviderRegistry, config: Config, names: Sequenc
         f"no provider is enabled in the config (registered: {', '.join(known)}). "
         f"Name one (hyp backfill {known[0]}) or enable it (hyp config set clients.{known[0]}.enabled true)",
     )
+
+
+def _is_found(provider: Provider, variables: Mapping[str, str]) -> bool:
+    """Return whether a provider takes part in an import of all clients."""
+    if not (isinstance(provider, OptionalProvider) and provider.only_if_found):
+        return True
+    try:
+        return any(isinstance(each, Source) for each in provider.find(variables))
+    except Exception:
+        # The import reports it.
+        return True
 
 
 def is_enabled(config: Config, name: str) -> bool:

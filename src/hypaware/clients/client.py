@@ -102,6 +102,14 @@ class SessionProvider(Provider, Protocol):
         """Return the `session_id` of the source's rows; None if its first bytes do not show it."""
 
 
+@runtime_checkable
+class OptionalProvider(Provider, Protocol):
+    """A provider that an import of all clients leaves out if it has no history, unless the config names the client."""
+
+    @property
+    def only_if_found(self) -> bool: ...
+
+
 @dataclass(frozen=True)
 class ExpiryRule:
     """How long a client keeps the file of a session after it was last written."""

@@ -10,7 +10,8 @@ import pytest
 
 from hypaware import telemetry
 from hypaware.backfill.providers import ProviderRegistry
-from hypaware.backfill.request import ImportRequest, parse_request
+from hypaware.backfill.request import ImportRequest, parse_request, select_providers
+from hypaware.clients.qwen.history import QwenHistory
 from hypaware.config import ClientConfig, Config, RetentionConfig
 from hypaware.errors import HypError, UsageError
 from hypaware.home import Home
@@ -137,3 +138,17 @@ def test_job_arguments_are_plain_json() -> None:
 def test_an_invalid_date_is_reported_before_an_unknown_name() -> None:
     with pytest.raises(UsageError, match="--since"):
         parse(registered(), names=["nobody"], since="soon")
+
+
+def test_an_optional_provider_takes_part_if_it_has_history_or_is_named(tmp_path: Path) -> None:
+    registry = ProviderRegistry()
+    registry.register(QwenHistory(), "test")
+    variables = {"HOME": str(tmp_path)}
+
+    assert select_providers(registry, Config(), variables=variables).chosen == ()
+    named = Config(clients={"qwen": ClientConfig()})
+    assert [each.name for each in select_providers(registry, named, variables=variables).chosen] == ["qwen"]
+    assert [each.name for each in select_providers(registry, Config(), ["qwen"], variables).chosen] == ["qwen"]
+    (tmp_path / ".qwen" / "projects" / "-shop" / "chats").mkdir(parents=True)
+    (tmp_path / ".qwen" / "projects" / "-shop" / "chats" / "a.jsonl").touch()
+    assert [each.name for each in select_providers(registry, Config(), variables=variables).chosen] == ["qwen"]

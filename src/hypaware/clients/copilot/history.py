@@ -55,6 +55,7 @@ class CopilotHistory:
     name = "copilot"
     summary = "GitHub Copilot CLI sessions: ~/.copilot/session-state (or COPILOT_HOME)"
     datasets = ("ai_gateway_messages",)
+    only_if_found = True
     environment = ("COPILOT_HOME", "HOME")
 
     def folders(self, environment: Environment) -> tuple[Path, ...]:

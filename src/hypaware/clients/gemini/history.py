@@ -58,6 +58,7 @@ class GeminiHistory:
     name = "gemini"
     summary = "Gemini CLI sessions: ~/.gemini/tmp (or GEMINI_CLI_HOME), including subagents"
     datasets = ("ai_gateway_messages",)
+    only_if_found = True
     environment = ("GEMINI_CLI_HOME", "HOME")
 
     def folders(self, environment: Environment) -> tuple[Path, ...]:

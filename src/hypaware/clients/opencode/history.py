@@ -55,6 +55,7 @@ class OpenCodeHistory:
     name = "opencode"
     summary = "OpenCode sessions: the database in ~/.local/share/opencode (or XDG_DATA_HOME, OPENCODE_DB)"
     datasets = ("ai_gateway_messages",)
+    only_if_found = True
     environment = ("HOME", "OPENCODE_DB", "XDG_DATA_HOME")
 
     def find(self, environment: Environment) -> Iterator[Source | ProviderEvent]:

@@ -44,6 +44,7 @@ class QwenHistory:
     name = "qwen"
     summary = "Qwen Code sessions: ~/.qwen (or QWEN_HOME), including subagents"
     datasets = ("ai_gateway_messages",)
+    only_if_found = True
     environment = ("HOME", "QWEN_HOME", "QWEN_RUNTIME_DIR")
 
     def folders(self, environment: Environment) -> tuple[Path, ...]:
