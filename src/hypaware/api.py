@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 
 class Lake:
+    """What is recorded in a home, to read.
+
+    `query`, `read_rows` and `read_rows_since` start the home's engine if it does not run. `sessions`, `show`, `usage`
+    and `search` answer from the index, without Spark, and return what the commands print with `--json`.
+    """
+
     def __init__(self, home: Home) -> None:
         self.home = home
 
@@ -26,7 +32,11 @@ class Lake:
         return datasets.list_names()
 
     def query(self, sql: str, refresh: str = "auto") -> pa.Table:
-        """Run one read-only SELECT over the public columns of the datasets and return the result."""
+        """Run one read-only SELECT over the public columns of the datasets and return the result as an Arrow table.
+
+        `.to_pandas()` makes it a DataFrame, `polars.from_arrow(table)` one of polars, and DuckDB reads it by the name
+        of its variable. `refresh` says whether rows in the spool are committed first: auto, always or never.
+        """
         import pyarrow as pa
 
         _, body = self._run("query", {"sql": sql, "format": "arrow", "max_rows": None, "refresh": refresh})
