@@ -1,0 +1,138 @@
+"""The lease on a lake whose catalog is in PostgreSQL: which machine may commit.
+
+The JVM that commits holds a session of the database with an advisory lock. If it is killed, the server ends the session
+and the lock is free at once. If it is stopped or cut off, the session and its lock remain, so the owner must also renew
+the lease; when it has not done so for a while, by the server's clock, anyone may end its session.
+
+Neither makes a commit safe: an owner that was stopped does not know that it lost the lease. So each owner gets a higher
+*epoch*, every connection of its catalog carries the epoch as a setting of the session, and a trigger on the catalog's
+table rejects a change under any other epoch, in the transaction of that change. A change and a takeover wait for each
+other on the row of the lease: a commit lands before the takeover, and the new owner sees it, or it never lands.
+
+The functions take `run`, which executes one statement on the session of the owner and returns its rows, because the
+session is one of psycopg in a test and one of JDBC in the JVM that commits.
+
+@ref engine#lease
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from hypaware.state.postgres_database import DEFAULT_SCHEMA, lock_number
+
+Run = Callable[[str], Sequence[Sequence[Any]]]
+LOST_SQLSTATE = "HY115"
+"""The SQLSTATE of a change that was rejected because its owner has lost the lease."""
+_EPOCH_SETTING = "hypaware.epoch"
+_CATALOG_TABLE = "iceberg_tables"
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+
+
+def install_fence(run: Run, schema: str = DEFAULT_SCHEMA) -> None:
+    """Create the table of leases, and the function that rejects changes by former owners."""
+    fence = f"""
+        CREATE OR REPLACE FUNCTION {schema}.reject_former_owner() RETURNS trigger LANGUAGE plpgsql AS $$
+        DECLARE
+            current_epoch BIGINT;
+            changed RECORD;
+        BEGIN
+            IF TG_OP = 'DELETE' THEN
+                changed := OLD;
+            ELSE
+                changed := NEW;
+            END IF;
+            IF changed.catalog_name <> TG_ARGV[1] THEN
+                RETURN changed;
+            END IF;
+            SELECT epoch INTO current_epoch FROM {schema}.lake_leases WHERE lake = TG_ARGV[0] FOR SHARE;
+            IF current_epoch IS DISTINCT FROM nullif(current_setting('{_EPOCH_SETTING}', true), '')::BIGINT THEN
+                RAISE EXCEPTION 'only the machine that holds the lease on the lake % may change its tables', TG_ARGV[0]
+                    USING ERRCODE = '{LOST_SQLSTATE}';
+            END IF;
+            RETURN changed;
+        END $$"""
+    run("BEGIN")
+    # Two sessions that create them at the same time do not see each other's.
+    run(f"SELECT pg_advisory_xact_lock({lock_number(schema)})")
+    run(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+    run(
+        f'CREATE TABLE IF NOT EXISTS {schema}.lake_leases (lake TEXT COLLATE "C" PRIMARY KEY, epoch BIGINT NOT NULL,'
+        " owner TEXT NOT NULL, renewed_at TIMESTAMPTZ NOT NULL)"
+    )
+    run(fence)
+    run("COMMIT")
+
+
+def guard_catalog(run: Run, lake: str, catalog: str, schema: str = DEFAULT_SCHEMA) -> None:
+    """Let only the owner of the lease change the tables of a catalog. The table of the catalog must exist."""
+    _require_name(lake)
+    _require_name(catalog)
+    run(
+        f"CREATE OR REPLACE TRIGGER reject_former_owner BEFORE INSERT OR UPDATE OR DELETE ON {_CATALOG_TABLE}"
+        f" FOR EACH ROW EXECUTE FUNCTION {schema}.reject_former_owner('{lake}', '{catalog}')"
+    )
+
+
+def try_acquire(run: Run, lake: str, owner: str, seconds: float, schema: str = DEFAULT_SCHEMA) -> int | None:
+    """Take the lease and return its epoch, or return None while another owner has it.
+
+    An owner that has not renewed it for so many seconds loses its session. The next call can then succeed.
+    """
+    _require_name(lake)
+    _require_name(owner)
+    lock, leases = lock_number(f"lake {schema} {lake}"), f"{schema}.lake_leases"
+    run(f"INSERT INTO {leases} VALUES ('{lake}', 0, '', '-infinity') ON CONFLICT DO NOTHING")
+    run("BEGIN")
+    try:
+        ((is_expired,),) = run(
+            f"SELECT renewed_at < clock_timestamp() - interval '{seconds * 1000:.0f} milliseconds' FROM {leases}"
+            f" WHERE lake = '{lake}' FOR UPDATE"
+        )
+        epoch = None
+        if run(f"SELECT pg_try_advisory_lock({lock})")[0][0]:
+            ((epoch,),) = run(
+                f"UPDATE {leases} SET epoch = epoch + 1, owner = '{owner}', renewed_at = clock_timestamp()"
+                f" WHERE lake = '{lake}' RETURNING epoch"
+            )
+        elif is_expired:
+            run(
+                "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+                " AND objsubid = 1 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+                f" AND (classid::BIGINT << 32 | objid::BIGINT) = {lock}"
+            )
+        run("COMMIT")
+    except BaseException:
+        run("ROLLBACK")
+        # The lock belongs to the session, not to the transaction.
+        run(f"SELECT pg_advisory_unlock({lock})")
+        raise
+    return epoch
+
+
+def renew(run: Run, lake: str, epoch: int, schema: str = DEFAULT_SCHEMA) -> bool:
+    """Renew the lease, and report whether the epoch still holds it."""
+    _require_name(lake)
+    renewed = run(
+        f"UPDATE {schema}.lake_leases SET renewed_at = clock_timestamp() WHERE lake = '{lake}' AND epoch = {epoch}"
+        " RETURNING 1"
+    )
+    return bool(renewed)
+
+
+def epoch_options(epoch: int) -> str:
+    """Return the value of `options` in the address of the catalog, for connections under this epoch."""
+    return f"-c {_EPOCH_SETTING}={epoch}"
+
+
+def fenced_jdbc_uri(uri: str, epoch: int) -> str:
+    """Return the address of the catalog for the JVM that holds the lease under this epoch."""
+    return f"{uri}{'&' if '?' in uri else '?'}options={quote(epoch_options(epoch))}"
+
+
+def _require_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a name of a lake or an owner")
