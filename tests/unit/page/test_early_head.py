@@ -13,6 +13,7 @@ import pytest
 
 from hypaware.errors import Retryable
 from hypaware.home import Home
+from hypaware.index.refresh import refresh_index
 from hypaware.index.store import Index
 from hypaware.index.trends import read_trends
 from hypaware.page import early_head, overview
@@ -28,6 +29,7 @@ _OVERVIEW = "/?days=all"
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[ServedPage]:
     home = make_home(tmp_path / "home", prompt(1, "hello", at="2026-11-15T08:00:00Z"))
+    refresh_index(home)
     with closing(PageContext(Home(home.root))) as context, serve_app(lambda: make_app(context)) as page:
         yield page
 

@@ -23,6 +23,7 @@ from tests.support.index_home import HAIKU, SONNET, make_home, prompt, response
 from tests.support.light_home import append
 from tests.support.many_sessions import make_many_sessions, session_number, session_rows
 from tests.support.page_html import Element, check_policy, parse_html
+from tests.support.processes import PATIENCE
 from tests.support.served_page import PageAnswer, ServedPage, serve_app
 from tests.support.team_page import ALICE, BOB, make_team_home
 
@@ -32,6 +33,8 @@ ListCommand = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    # A view waits for rows that were just recorded, however busy the machine is.
+    monkeypatch.setattr("hypaware.page.index_updater._WAIT_SECONDS", PATIENCE)
     monkeypatch.setenv("HYP_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TZ", "Europe/Berlin")
     return Home(tmp_path / "home")
