@@ -94,15 +94,15 @@ class Timing(NamedTuple):
 def read_facts(index: Index) -> Facts:
     run = index.connection.execute
     (rows,) = run("SELECT count(*) FROM parts").fetchone()
-    newest = run("SELECT prompt FROM sessions WHERE prompt IS NOT NULL ORDER BY ended_at DESC LIMIT 1").fetchone()
-    session, parts, prompt = run(
-        "SELECT session_id, parts, prompt FROM sessions ORDER BY abs(parts - ?), id LIMIT 1", (_PARTS,)
+    newest = run("SELECT title FROM sessions WHERE title IS NOT NULL ORDER BY ended_at DESC LIMIT 1").fetchone()
+    session, parts, title = run(
+        "SELECT session_id, parts, title FROM sessions ORDER BY abs(parts - ?), id LIMIT 1", (_PARTS,)
     ).fetchone()
-    prompts = run("SELECT prompt FROM sessions WHERE prompt IS NOT NULL ORDER BY ended_at DESC LIMIT 400").fetchall()
+    titles = run("SELECT title FROM sessions WHERE title IS NOT NULL ORDER BY ended_at DESC LIMIT 400").fetchall()
     words = dict.fromkeys(
-        word.lower() for (text,) in prompts for word in text.split() if word.isalpha() and len(word) > 4
+        word.lower() for (text,) in titles for word in text.split() if word.isalpha() and len(word) > 4
     )
-    return Facts(rows, _beginning(newest[0]), session, parts, _beginning(prompt), list(words)[:_WORDS])
+    return Facts(rows, _beginning(newest[0]), session, parts, _beginning(title), list(words)[:_WORDS])
 
 
 def _beginning(text: str) -> str:
