@@ -136,7 +136,7 @@ def measure(home: Path, repeat: int) -> Iterator[Measured]:
         page = open_page("")
         spent = _search(page, "/search", "#find", "#results", facts.words)
         told = f"p50 {statistics.median(spent):.0f} ms, p95 {_percentile(spent, 0.95):.0f} ms"
-        yield Measured(f"search as you type, {len(spent)} words", "≤ 150 ms", told, statistics.median(spent) <= 150)
+        yield Measured(f"search as you type, {len(spent)} words", "≤ 150 ms", told, _percentile(spent, 0.95) <= 150)
         memory = psutil.Process(server.process.pid).memory_full_info()
         told = f"{memory.uss / 1e6:.0f} MB of its own, {memory.rss / 1e6:.0f} MB resident"
         yield Measured("memory of the page's process after this", "≤ 150 MB", told, memory.rss <= 150e6)

@@ -133,7 +133,10 @@ def routes(context: PageContext) -> list[web.RouteDef]:
             # Who goes on typing does not wait for this answer: the browser closes the connection.
             return request.transport is not None
 
-        found = await context.read(find_hits, asked, context.prices(), link, is_wanted)
+        try:
+            found = await context.read(find_hits, asked, context.prices(), link, is_wanted)
+        except Cancelled:
+            return web.Response(status=204)
         values = {"asked": asked, "found": found, "roles": _ROLES, "types": _TYPES, "to_search": link}
         return context.render(request, template, {**values, **more})
 
@@ -174,7 +177,7 @@ def find_hits(
     is_wanted: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchAnswer:
-    """Return the matches by session, or why there are none. Raise ConnectionAbortedError if nobody wants them."""
+    """Return the matches by session, or why there are none. Raise Cancelled if nobody wants them."""
     end = clock() + _TIME_FOR_ANSWER
     tools = tuple(tool for tool in list_tools(index, _MAX_TOOLS) if len(tool) <= _LONGEST_TOOL)
     if not asked.words:
@@ -189,7 +192,7 @@ def find_hits(
             if by_prefix["total"]:
                 found, prefix = by_prefix, cut_text(beginning.split()[-1])
     except Cancelled:
-        raise ConnectionAbortedError("the browser is gone") from None
+        raise
     except HypError as error:
         return SearchAnswer([], problem=error.message, tools=tools)
     if not found["total"]:

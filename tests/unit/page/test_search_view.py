@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -289,7 +290,9 @@ def test_hostile_texts_have_no_effect(home: Home, page: ServedPage, text: str) -
     assert all("".join(mark.texts) == "fox" for mark in group.find_all("mark"))
 
 
-def test_a_search_ends_when_its_browser_has_gone(home: Home, page: ServedPage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_ends_without_noise_when_its_browser_has_gone(
+    home: Home, page: ServedPage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     make_sample(home)
     began, ended = threading.Event(), threading.Event()
 
@@ -308,3 +311,4 @@ def test_a_search_ends_when_its_browser_has_gone(home: Home, page: ServedPage, m
     assert ended.wait(PATIENCE)
     monkeypatch.undo()
     assert page.ask("/search").status == 200
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
