@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
@@ -34,37 +34,39 @@ async def send_early(
     request: web.Request,
     template: str,
     known: Values,
-    content: Coroutine[Any, Any, Values],
+    content: asyncio.Task[dict[str, Any]],
     moment: float = _MOMENT,
 ) -> web.StreamResponse:
-    """Send a page. `known` are the values that its head needs, `content` returns the others.
+    """Send a page. `known` are the values that its head needs, `content` reads the others.
 
-    The body of `x.html` is `x_body.html`. An error of `content` is raised if the answer has not begun.
+    The body of `x.html` is `x_body.html`. An error of `content` is raised if the answer has not begun. The caller has
+    to `discard` it.
     """
-    task = asyncio.create_task(content)
-    try:
-        await asyncio.wait([task], timeout=moment)
-        if task.done():
-            return context.render(request, template, {**known, **task.result()})
-        mark = secrets.token_hex(16)
-        before, _, after = context.render_text(request, template, {**known, "content": mark}).partition(mark)
-        response = web.StreamResponse(headers=_HTML)
-        await response.prepare(request)
-        await response.write(before.encode())
-        body = await _render_body(context, request, template, known, task)
-        await response.write((body + after).encode())
-        return response
-    finally:
-        # The browser is gone, or the server stops.
-        task.cancel()
+    await asyncio.wait([content], timeout=moment)
+    if content.done():
+        return context.render(request, template, {**known, **content.result()})
+    mark = secrets.token_hex(16)
+    before, _, after = context.render_text(request, template, {**known, "content": mark}).partition(mark)
+    response = web.StreamResponse(headers=_HTML)
+    await response.prepare(request)
+    await response.write(before.encode())
+    body = await _render_body(context, request, template, known, content)
+    await response.write((body + after).encode())
+    return response
+
+
+def discard(content: asyncio.Task[Any]) -> None:
+    """Give up what is read for a page: the browser is gone, or the page cannot be shown. An error of it is ignored."""
+    content.add_done_callback(lambda done: done.cancelled() or done.exception())
+    content.cancel()
 
 
 async def _render_body(
-    context: PageContext, request: web.Request, template: str, known: Values, task: asyncio.Task[Values]
+    context: PageContext, request: web.Request, template: str, known: Values, content: asyncio.Task[dict[str, Any]]
 ) -> str:
     body = f"{template.removesuffix('.html')}_body.html"
     try:
-        return context.render_text(request, body, {**known, **await task})
+        return context.render_text(request, body, {**known, **await content})
     except HypError as error:
         values = {"status": 503, "message": error.message, "repair": error.repair}
     except Exception:

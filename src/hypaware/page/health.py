@@ -22,7 +22,7 @@ from hypaware import __version__
 from hypaware.home import Home
 from hypaware.index.builder import read_index_status
 from hypaware.page.context import PageContext
-from hypaware.page.early_head import send_early
+from hypaware.page.early_head import discard, send_early
 from hypaware.page.part_reader import PartReader, Reading
 from hypaware.privacy.redact import mask_secrets
 from hypaware.state import dead_letters
@@ -152,7 +152,11 @@ def routes(context: PageContext) -> list[web.RouteDef]:
     reader = HealthReader(context.home)
 
     async def health(request: web.Request) -> web.StreamResponse:
-        return await send_early(context, request, "health.html", {}, reader.read(_FIRST_SECONDS))
+        content = asyncio.create_task(reader.read(_FIRST_SECONDS))
+        try:
+            return await send_early(context, request, "health.html", {}, content)
+        finally:
+            discard(content)
 
     async def body(request: web.Request) -> web.Response:
         return context.render(request, "health_body.html", await reader.read(_SECONDS))

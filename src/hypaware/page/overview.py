@@ -30,7 +30,7 @@ from hypaware.page.address import Linker
 from hypaware.page.anchors import session_path
 from hypaware.page.charts import BarChart, Bucket, HeatMap
 from hypaware.page.context import PageContext
-from hypaware.page.early_head import send_early
+from hypaware.page.early_head import discard, send_early
 from hypaware.page.filter_bar import load_filter_bar
 from hypaware.page.numbers import format_amount, format_document_cost, format_dollars, format_percent
 from hypaware.page.overview_window import DEFAULT_DAYS, OverviewWindow, read_window, to_day
@@ -49,10 +49,13 @@ def routes(context: PageContext) -> list[web.RouteDef]:
     async def overview(request: web.Request) -> web.StreamResponse:
         choices = {name: _read_choice(request.query, name, known) for name, known in _CHOICES.items()}
         window = read_window(request.query, datetime.now(UTC))
-        # The bar is read first: if there is no home or no index, this says so before the answer begins.
-        bar = await load_filter_bar(context, request, window.filters, default_days=DEFAULT_DAYS)
-        content = _read_content(context, request.query, window, choices)
-        return await send_early(context, request, "overview.html", {"bar": bar}, content)
+        content = asyncio.create_task(_read_content(context, request.query, window, choices))
+        try:
+            # If there is no home or no index, this says so before the answer begins.
+            bar = await load_filter_bar(context, request, window.filters, default_days=DEFAULT_DAYS)
+            return await send_early(context, request, "overview.html", {"bar": bar}, content)
+        finally:
+            discard(content)
 
     return [web.get("/", overview)]
 
