@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from hypaware.clients import reader
 from hypaware.clients.client import Source
 from hypaware.clients.gemini.history import GeminiHistory
+from hypaware.model import canonical
 from hypaware.model.datasets import Row
 from tests.support.history import GrowingFile, rows_of, usage
 
@@ -125,6 +127,18 @@ def test_messages_in_a_set_are_read_and_the_summary_is_the_title(path: Path) -> 
     assert [(row["role"], row["message_id"]) for row in rows] == [("system", "m0")]
     assert [(each.kind, each.title, each.session_id) for each in reading.titles] == [("client", "Shopping", "s1")]
     assert dict(reading.skipped) == {"bookkeeping": 1}
+
+
+@pytest.mark.hazard(60)
+def test_a_long_list_of_messages_is_parsed_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_MAX_KEPT_BYTES", 100)
+    parsed, loads = Counter[int](), canonical.loads
+    monkeypatch.setattr(canonical, "loads", lambda raw: parsed.update([len(raw)]) or loads(raw))
+    messages = [message(f"m{number}", "user", "x") for number in range(500)]
+    rows, _ = read(path, META, {"$set": {"messages": messages}})
+
+    assert len(rows) == 500
+    assert parsed[max(parsed)] <= 3
 
 
 def test_a_document_of_an_old_version_gives_the_same_rows(path: Path) -> None:

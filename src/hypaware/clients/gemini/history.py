@@ -104,14 +104,6 @@ class _Place:
     index: int | None = None
     fresh: bool = True
 
-    def value(self) -> dict[str, Any]:
-        value = self.line.value
-        if self.index is None:
-            return value
-        changed = value.get("$set")
-        found: dict[str, Any] = (changed if isinstance(changed, dict) else value)["messages"][self.index]
-        return found
-
 
 @dataclass
 class _Chat:
@@ -122,6 +114,17 @@ class _Chat:
     answered: set[str] = field(default_factory=set)
     """Calls whose results are messages of their own."""
     last_time: str | None = None
+    _listing: tuple[SourceLine, list[dict[str, Any]]] | None = None
+    """The list of messages that was read last: the lines of a large source are not kept."""
+
+    def value_of(self, place: _Place) -> dict[str, Any]:
+        if place.index is None:
+            return place.line.value
+        if self._listing is None or self._listing[0] is not place.line:
+            value = place.line.value
+            changed = value.get("$set")
+            self._listing = place.line, _listed(changed if isinstance(changed, dict) else value)
+        return self._listing[1][place.index]
 
     @property
     def thread(self) -> str:
@@ -154,10 +157,11 @@ class _Chat:
                 known = "$rewindTo" in value
                 reader.skipped["bookkeeping" if known else unknown_type_reason(value.get("type"), reader.skipped)] += 1
         for key, place in self.messages.items():
-            is_open = key == latest and place.value().get("type") == "gemini"
+            value = self.value_of(place)
+            is_open = key == latest and value.get("type") == "gemini"
             if is_open and not reader.source.quiet and key not in reader.source.released:
                 reader.held.add(key)
-            time = to_utc_text(place.value().get("timestamp"))
+            time = to_utc_text(value.get("timestamp"))
             fresh = reader.wants(place.line, time, new=reader.is_new(place.line.offset, key))
             self.messages[key] = _Place(place.line, place.index, fresh and key not in reader.held)
 
@@ -178,7 +182,7 @@ class _Chat:
             else:
                 reader.skipped[unknown_type_reason(each.get("type"), reader.skipped)] += 1
         for key, place in self.messages.items():
-            fresh = reader.wants(whole, to_utc_text(place.value().get("timestamp")))
+            fresh = reader.wants(whole, to_utc_text(self.value_of(place).get("timestamp")))
             self.messages[key] = _Place(whole, place.index, fresh)
 
     def _set(self, values: dict[str, Any]) -> None:
@@ -235,7 +239,7 @@ def _build_exchange(chat: _Chat, reader: SourceReader) -> Exchange:
 
 def _list_messages(chat: _Chat, reader: SourceReader) -> Iterator[Message]:
     for key, place in chat.messages.items():
-        value, skipped = place.value(), reader.skipped if place.fresh else Counter[str]()
+        value, skipped = chat.value_of(place), reader.skipped if place.fresh else Counter[str]()
         yield from _build_messages(chat, key, value, place.fresh, skipped)
 
 
