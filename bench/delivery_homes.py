@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.history import temporary_home
 from bench.measure import HYP, Commands, seconds
 from hypaware import config
@@ -67,6 +69,13 @@ def _streams(report: dict[str, Any]) -> list[dict[str, Any]]:
     return [stream for sink in report["sinks"] for stream in sink["streams"]]
 
 
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """Return the CPU time of a process, and that of its children."""
+    process = psutil.Process(pid)
+    own, *children = (sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True)))
+    return own, sum(children)
+
+
 def check(delivered: int, rows: int) -> None:
     if delivered != rows:
         raise SystemExit(f"{rows} rows were new and {delivered} delivered: not a measurement")
@@ -79,6 +88,7 @@ class Receiver:
     url: str
     token: str
     token_file: Path
+    pid: int
 
 
 @contextmanager
@@ -97,6 +107,6 @@ def receiving(folder: Path, name: str) -> Iterator[Receiver]:
                 address = process.stdout.readline().removeprefix("listening on ").strip()
                 if not address:
                     raise SystemExit("the server does not start: not a measurement")
-                yield Receiver(address, token, token_file)
+                yield Receiver(address, token, token_file, process.pid)
             finally:
                 process.terminate()
