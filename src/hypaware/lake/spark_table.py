@@ -106,6 +106,8 @@ class SparkTable:
         self.iceberg: Any = self._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
             spark._jsparkSession, self._name
         )
+        # Not asked for again: what a flush wrote is cleared away even if the JVM has died.
+        self.data_root = local_path(str(self.iceberg.location())) / "data"
 
     @property
     def metadata(self) -> TableMetadata:
@@ -131,10 +133,6 @@ class SparkTable:
     @property
     def field_ids(self) -> Mapping[str, int]:
         return self.metadata.field_ids
-
-    @property
-    def data_root(self) -> Path:
-        return local_path(str(self.iceberg.location())) / "data"
 
     def find_flush(self, flush: Flush) -> dict[str, tuple[int, int]]:
         """Query the rows, because snapshots expire, and match the flush id, because another flush may use the range."""
