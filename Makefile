@@ -21,7 +21,7 @@ HYP_READY := $(VENV)/.hyp-ready
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup engine chromium demo check test forget-flaky lint unit browser spark acceptance real-clients soak
-.PHONY: bench screenshots docs dist dist-check lock clean
+.PHONY: bench screenshots docs dist dist-check examples lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,13 @@ dist: $(HYP_READY) ## Build wheel, sdist, SBOM and hashes of the last commit int
 
 dist-check: engine ## Install the wheel with pip into an empty environment with an empty cache, and run it there (network)
 	HYP_DIST_CHECK=1 $(PYTEST) -s tests/acceptance/test_wheel.py
+
+examples: engine ## Run the examples for notebooks, dbt and other tools, with their packages in an environment of its own (network)
+	$(BIN)/python -m venv $(VENV)/examples
+	$(VENV)/examples/bin/python -m pip install --quiet --disable-pip-version-check -r examples/notebooks/requirements.txt
+	$(BIN)/python -c "import site; print(*site.getsitepackages(), '$(CURDIR)/src', sep='\n')" > \
+		$$(echo $(VENV)/examples/lib/python*/site-packages)/hypaware.pth
+	HYP_EXAMPLES_PYTHON=$(CURDIR)/$(VENV)/examples/bin/python $(PYTEST) tests/acceptance/test_examples.py
 
 lock: $(PYTHON_READY) ## Renew requirements.lock from pyproject.toml
 	@$(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet uv
