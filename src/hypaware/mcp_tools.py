@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +171,7 @@ class McpTools:
         with open_index(self.home, note=notes.append) as index:
             withheld = find_withheld_sessions(self.home, index.connection, include_local_only=self._include_local_only)
             options = {key: given.get(key) for key in ("project", "client", "model", "since", "until", "timezone")}
-            filters = replace(make_filters(**options), excluded=withheld.numbers)
+            filters = make_filters(**options)._replace(excluded=withheld.numbers)
             answer = self._run[name](index, filters, withheld, given)
         head: Document = {"notice": NOTICE, **withheld.describe()}
         if notes:

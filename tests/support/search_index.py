@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from hypaware.index import blocks, schema
-from hypaware.index.parts import month_of
+from hypaware.index.filters import month_of
 from hypaware.index.tokens import TOKENIZER, kind_words, prepare_text
 
 DAY = 86_400 * 1_000_000

@@ -10,7 +10,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
@@ -217,7 +217,7 @@ class SourcePiece:
             is_ignored = each.session_id and row_filter.skip_reason((each.cwd, each.session_id))
             if not is_ignored and each.session_id not in hidden:
                 title = row_filter.redact_text(each.title.encode("utf-8", "replace")).decode("utf-8", "replace")
-                report.titles.append(replace(each, title=title))
+                report.titles.append(each._replace(title=title))
         for leaf, session in reader.leaves.items():
             if session not in hidden and not row_filter.skip_reason((None, session)):
                 report.leaves[leaf] = session

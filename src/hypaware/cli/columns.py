@@ -6,10 +6,9 @@ rest of the width. Elsewhere all columns are printed in full.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hypaware.cli import output
 from hypaware.text import escape_cell
@@ -18,8 +17,7 @@ _GAP = "  "
 _MIN_FLEXIBLE = 24
 
 
-@dataclass(frozen=True)
-class TextColumn:
+class TextColumn(NamedTuple):
     head: str
     cells: Sequence[str]
     rank: int = 0
@@ -37,7 +35,11 @@ class TextColumn:
 
 def terminal_width() -> int | None:
     """Return the columns of the terminal; None if the output is not one."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if not sys.stdout.isatty():
+        return None
+    import shutil
+
+    return shutil.get_terminal_size().columns
 
 
 def render_columns(columns: Sequence[TextColumn], width: int | None) -> str:

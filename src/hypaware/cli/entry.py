@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
+_READING = ("sessions", "usage", "overview", "search")
+
 
 def run() -> int:
     """Run `hyp` and return the exit code of the process."""
@@ -22,6 +24,8 @@ def run() -> int:
             os.set_inheritable(fd, True)
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", encoding="utf-8"))
     try:
+        if sys.argv[1:2] and sys.argv[1] in _READING and (code := _read_plainly(sys.argv[1:])) is not None:
+            return code
         from hypaware.cli.main import main
 
         return main()
@@ -31,3 +35,24 @@ def run() -> int:
         else:
             sys.stderr.write("cancelled\n")
         return 130
+
+
+def _read_plainly(args: list[str]) -> int | None:
+    """Run a reading command without click, whose import takes longer than most answers. None if click must parse."""
+    import gc
+
+    # The process ends soon: what is imported now is needed until then.
+    gc.disable()
+    from hypaware.cli import invocation, output, reading_arguments
+
+    given = reading_arguments.parse_plainly(args)
+    if given is None:
+        gc.enable()
+        return None
+    output.reset(as_json=given.pop("as_json"))
+
+    def call() -> None:
+        invocation.reopen_addresses(args)
+        reading_arguments.run_reading_command(args[0], given)
+
+    return invocation.run_command(args, call)

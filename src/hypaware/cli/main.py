@@ -2,23 +2,20 @@
 
 Each command is a click command in the module that `TABLE` names. It prints through `output`, raises `HypError` (or
 `output.PartialFailure`) when it fails, and returns an int if its exit code is part of its result. Errors are reported
-here and nowhere else.
+by `hypaware.cli.invocation` and nowhere else.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import select
 import sys
 from collections.abc import Sequence
 
 import click
 
-from hypaware import __version__, telemetry
-from hypaware.cli import output
+from hypaware import __version__
+from hypaware.cli import invocation, output
 from hypaware.cli.command import CommandEntry, RootGroup
-from hypaware.home import Home
 
 TABLE = (
     CommandEntry("setup", "setup:setup", "Set up HypAware, or repair an existing setup.", aliases=("init",)),
@@ -29,12 +26,12 @@ TABLE = (
     CommandEntry("reproject", "backfill:reproject", "Decode the recorded raw exchanges again."),
     CommandEntry("flush", "spool:flush", "Commit spooled rows to the lake now."),
     CommandEntry("open", "open:open_", "Show what is recorded in the browser."),
-    CommandEntry("sessions", "sessions:sessions", "List the recorded sessions."),
+    CommandEntry("sessions", "reading:sessions", "List the recorded sessions."),
     CommandEntry("show", "show:show", "Read the conversation of a session."),
     CommandEntry("tail", "show:tail", "Watch sessions while they are recorded."),
-    CommandEntry("usage", "usage:usage", "Show tokens and cost by day, project, model and more."),
-    CommandEntry("overview", "overview:overview", "Show sessions, tokens, cost and tools at a glance."),
-    CommandEntry("search", "search:search", "Find words in recorded sessions."),
+    CommandEntry("usage", "reading:usage", "Show tokens and cost by day, project, model and more."),
+    CommandEntry("overview", "reading:overview", "Show sessions, tokens, cost and tools at a glance."),
+    CommandEntry("search", "reading:search", "Find words in recorded sessions."),
     CommandEntry("query", "query:query", "Run SQL over the lake; show columns and an overview."),
     CommandEntry("export", "export:export", "Deliver rows to the sinks, and show their progress.", aliases=("sync",)),
     CommandEntry("purge", "purge:purge", "Delete rows permanently, everywhere in the home."),
@@ -78,55 +75,14 @@ def main(arguments: Sequence[str] | None = None, root: click.Group = hyp) -> int
     args = list(sys.argv[1:] if arguments is None else arguments)
     if "_HYP_COMPLETE" in os.environ:
         root.main(args, prog_name="hyp")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-    # Even if the arguments cannot be parsed, the error must be JSON if `--json` was given.
-    as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
-    output.reset()
-    try:
+
+    def call() -> object:
         try:
-            telemetry.configure(Home.from_environment().telemetry)
             with root.make_context("hyp", args) as context:
-                _reopen_addresses(args)
-                result = root.invoke(context)
-            code = result if isinstance(result, int) else 0
+                invocation.reopen_addresses(args)
+                return root.invoke(context)
         except click.exceptions.Exit as stop:
-            code = stop.exit_code
-        except (Exception, KeyboardInterrupt) as error:
-            if isinstance(error, BrokenPipeError) and _reader_is_gone():
-                raise
-            code = output.show_error(error, as_json)
-        # Detect a closed output here rather than during the shutdown of the interpreter.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        return code
-    except OSError as error:
-        if not isinstance(error, BrokenPipeError):
-            output.note(f"error: cannot write the result: {error.strerror}")
-        # Discard buffered output, so that closing the streams cannot fail again.
-        null = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(null, stream.fileno())
-        os.close(null)
-        return 1
+            return stop.exit_code
 
-
-def _reopen_addresses(args: Sequence[str]) -> None:
-    """Let an attached client that calls a closed address work again, whatever command is run."""
-    home = Home.from_environment()
-    if args[:1] in (["hook"], ["daemon"], ["server"]) or args[:2] == ["client", "detach"]:
-        return  # they open the address themselves, or it is not needed any more
-    if any((home.root / "clients").glob("*/attach.json")) and not home.backup_note.exists():
-        from hypaware.cli.client import reopen_addresses
-
-        for message in reopen_addresses(home):
-            output.warn(message)
-
-
-def _reader_is_gone() -> bool:
-    """Return whether our own output is closed, as in `hyp … | head`, rather than a pipe to a dead engine."""
-    poll = select.poll()
-    for stream in (sys.stdout, sys.stderr):
-        poll.register(stream.fileno(), 0)
-    return bool(poll.poll(0))
+    output.reset()
+    return invocation.run_command(args, call)

@@ -21,20 +21,21 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path, PurePath
-from typing import Any, TextIO
-
-import click
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hypaware import __version__
 from hypaware.errors import Cancelled, HypError, Retryable, UsageError
 from hypaware.home import Home
 from hypaware.text import escape, escape_cell, escape_json
+
+if TYPE_CHECKING:
+    import click
 
 # Width of a table that is not printed on a terminal: no value is truncated.
 _UNBOUNDED = 1_000_000
@@ -45,8 +46,8 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Problems of permissions and file systems: not errors of the program.
 _FILE_ERRORS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
-_JSON = "hypaware.json"
 _document_printed = False
+_as_json = False
 
 
 class PartialFailure(HypError):
@@ -64,20 +65,20 @@ class PartialFailure(HypError):
         self.report = report
 
 
-def reset() -> None:
-    """Forget the printed document. Call it once per command."""
-    global _document_printed
-    _document_printed = False
+def reset(*, as_json: bool = False) -> None:
+    """Forget the previous command. Call it once per command."""
+    global _document_printed, _as_json
+    _document_printed, _as_json = False, as_json
 
 
 def use_json(context: click.Context, param: click.Parameter, given: bool) -> None:
     """Note whether the command prints a JSON document: the callback of its option `--json`."""
-    context.meta[_JSON] = given
+    global _as_json
+    _as_json = given
 
 
 def wants_json() -> bool:
-    context = click.get_current_context(silent=True)
-    return context is not None and context.meta.get(_JSON, False)
+    return _as_json
 
 
 def emit_document(document: Any) -> bool:
@@ -116,6 +117,8 @@ def write_bytes(chunk: bytes) -> None:
 
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table as wide as the terminal, or as its values. Numbers are right-aligned, None is a dash."""
+    import shutil
+
     sys.stdout.write(format_table(columns, rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
 
 
@@ -256,6 +259,8 @@ def confirm(what: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageError(f"{what} No terminal to confirm on; pass --yes to proceed.", kind="not_confirmed")
+    import click
+
     note(what)
     if not click.confirm("Continue?", default=False, err=True):
         raise Cancelled
@@ -263,9 +268,10 @@ def confirm(what: str, yes: bool) -> None:
 
 def show_error(error: BaseException, as_json: bool) -> int:
     """Print the error and return the exit code of the process."""
-    if isinstance(error, click.exceptions.NoArgsIsHelpError) and not as_json:
+    click = _imported_click()
+    if click and isinstance(error, click.exceptions.NoArgsIsHelpError) and not as_json:
         error.show()
-        return error.exit_code
+        return int(error.exit_code)
     failure = _to_hyp_error(error)
     if as_json and not _document_printed:
         report = failure.report if isinstance(failure, PartialFailure) else {}
@@ -275,7 +281,7 @@ def show_error(error: BaseException, as_json: bool) -> int:
             note(failure.message if failure.message.startswith("cancelled") else "cancelled")
         else:
             note(f"error: {failure.message}")
-        if isinstance(error, click.UsageError) and error.ctx:
+        if click and isinstance(error, click.UsageError) and error.ctx:
             note(" ".join(error.ctx.get_usage().split()).replace("Usage:", "usage:", 1))
         for command in failure.repair:
             note(f"try: {command}")
@@ -285,16 +291,10 @@ def show_error(error: BaseException, as_json: bool) -> int:
 def _to_hyp_error(error: BaseException) -> HypError:
     if isinstance(error, HypError):
         return error
-    if isinstance(error, KeyboardInterrupt | click.Abort):
+    if isinstance(error, KeyboardInterrupt):
         return Cancelled()
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        return UsageError("Missing subcommand.", repair=f"{error.ctx.command_path} --help")
-    if isinstance(error, click.UsageError):
-        return UsageError(
-            error.format_message(), repair=f"{error.ctx.command_path} --help" if error.ctx else "hyp --help"
-        )
-    if isinstance(error, click.ClickException):
-        return UsageError(error.format_message())
+    if (failure := _from_click(error)) is not None:
+        return failure
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         where = f": cannot write {error.filename}" if error.filename else ""
         return Retryable(f"the disk is full{where}", kind="disk_full", repair="hyp status")
@@ -312,6 +312,26 @@ def _to_hyp_error(error: BaseException) -> HypError:
     log = _log_traceback(traceback_text)
     details = f"details in {log}" if log else "set HYP_DEBUG=1 to see the details"
     return HypError(f"{summary} ({details})", kind="internal")
+
+
+def _imported_click() -> ModuleType | None:
+    """Return click if it is imported; otherwise no error can be one of its own."""
+    return sys.modules.get("click")
+
+
+def _from_click(error: BaseException) -> HypError | None:
+    click = _imported_click()
+    if click is None:
+        return None
+    if isinstance(error, click.Abort):
+        return Cancelled()
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return UsageError("Missing subcommand.", repair=f"{error.ctx.command_path} --help")
+    if isinstance(error, click.UsageError):
+        return UsageError(
+            error.format_message(), repair=f"{error.ctx.command_path} --help" if error.ctx else "hyp --help"
+        )
+    return UsageError(error.format_message()) if isinstance(error, click.ClickException) else None
 
 
 def _log_traceback(detail: str) -> Path | None:

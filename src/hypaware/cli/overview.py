@@ -9,15 +9,12 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
-
-import click
 
 from hypaware.cli import output
 from hypaware.cli.columns import cell_width, format_cost, format_short, pad_cell
-from hypaware.cli.command import Command, json_option
-from hypaware.cli.filter_options import note_no_match, open_for_reading, reading_options
+from hypaware.cli.reading_arguments import note_no_match, open_for_reading
 from hypaware.cli.usage import describe_prices
 from hypaware.errors import UsageError
 from hypaware.text import escape_cell, format_count
@@ -31,7 +28,6 @@ _BLOCKS = " ▏▎▍▌▋▊▉█"
 _ROWS, _MIN_ROWS = 10, 3
 _DAYS = 14
 _MIN_NAME = 12
-_MAX_DAYS = 36_500
 _TOKENS = {
     "input_tokens": "input",
     "output_tokens": "output",
@@ -45,25 +41,8 @@ _NO_MATCH = """Nothing that is recorded matches.
 To see all days: hyp overview. To import the session history on this machine: hyp backfill"""
 Row = dict[str, Any]
 
-days_option = click.option(
-    "--days", type=click.IntRange(1, _MAX_DAYS), metavar="N", help="Show only the last N days, including today."
-)
 
-
-@click.command(
-    "overview",
-    cls=Command,
-    examples=["hyp overview", "hyp overview --days 7", "hyp overview --project shop --client claude --json"],
-)
-@days_option
-@reading_options
-@json_option
-def overview(days: int | None, filters: Filters) -> None:
-    """Show sessions, messages, tokens, cost and tools, by day, project, client and model."""
-    show_overview(days, filters)
-
-
-def show_overview(days: int | None, filters: Filters) -> None:
+def show_overview(filters: Filters, days: int | None) -> None:
     from hypaware.index.overview import summarize_overview
     from hypaware.index.prices import load_prices
     from hypaware.status.session_expiry import describe_history, read_history
@@ -71,7 +50,7 @@ def show_overview(days: int | None, filters: Filters) -> None:
     if days is not None:
         if filters.since is not None:
             raise UsageError("--days and --since both set the first day; pass one of them")
-        filters = replace(filters, since=_first_moment(days, filters))
+        filters = filters._replace(since=_first_moment(days, filters))
         if filters.until is not None and filters.since is not None and filters.until < filters.since:
             raise UsageError(f"--until is before the last {format_count(days, 'day')}")
     with open_for_reading() as index:

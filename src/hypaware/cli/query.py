@@ -12,9 +12,9 @@ import click
 
 from hypaware.cli import output
 from hypaware.cli.command import Command, Group, json_option
-from hypaware.cli.filter_options import reading_options
 from hypaware.cli.jobs import run_job
-from hypaware.cli.overview import days_option, show_overview
+from hypaware.cli.overview import show_overview
+from hypaware.cli.reading import days_option, reading_options
 from hypaware.errors import UsageError
 from hypaware.home import Home
 from hypaware.query.formats import FORMATS, TEXT_TABLES, format_of_file, open_output
@@ -144,7 +144,7 @@ def overview(days: int | None, refresh: str, filters: Filters) -> None:
     read_identity(home, make=False)
     if refresh == "always" and health.has_pending_rows(home):
         run_job("flush", {"dataset": None})
-    show_overview(days, filters)
+    show_overview(filters, days)
 
 
 @query.command("schema", examples=["hyp query schema", "hyp query schema ai_gateway_messages --json"])

@@ -3,68 +3,24 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from hypaware.cli import output
-from hypaware.cli.command import Command, json_option
-from hypaware.cli.filter_options import note_no_match, open_for_reading, reading_options
+from hypaware.cli.reading_arguments import note_no_match, open_for_reading
 from hypaware.text import escape_cell, format_count
 
 if TYPE_CHECKING:
     from hypaware.index.filters import Filters
     from hypaware.index.store import Index
 
-_LIMIT = 20
 _INDENT = "    "
 _BOLD, _DIM, _MARK, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[1;33m", "\x1b[0m"
 
 
-class _SearchCommand(Command):
-    """Says how to search for a word that begins like an option."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            ctx.fail(f"{error.format_message()} To search for words that begin with a dash, put -- before them.")
-
-
-@click.command(
-    "search",
-    cls=_SearchCommand,
-    examples=[
-        "hyp search connection refused",
-        "hyp search '\"connection refused\"' --project shop --since 7d",
-        "hyp search 'migrat*' --role user",
-        "hyp search --tool Bash -- git push --force",
-    ],
-)
-@click.argument("words", nargs=-1, required=True, metavar="WORDS…")
-@click.option("--role", metavar="R", help="Only what this role said: user, assistant, tool or system.")
-@click.option("--tool", metavar="T", help="Only calls and results of this tool, such as Bash.")
-@click.option("--type", "part_type", metavar="TYPE", help="Only parts of this type, such as text or tool_call.")
-@reading_options
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=_LIMIT,
-    show_default=True,
-    metavar="N",
-    help="Show at most this many; 0 means all.",
-)
-@json_option
-def search(
-    words: tuple[str, ...], role: str | None, tool: str | None, part_type: str | None, filters: Filters, limit: int
+def show_matches(
+    filters: Filters, words: tuple[str, ...], role: str | None, tool: str | None, part_type: str | None, limit: int
 ) -> None:
-    """Find the parts of recorded sessions that contain all WORDS.
-
-    Case, accents and punctuation do not matter. "…" is a phrase, word* a prefix; a word with punctuation, such as
-    src/app.py, is a phrase. The best matches come first; if thousands match, the newest. See docs/search.md.
-    """
     from hypaware.index.search import search as run_search
 
     with open_for_reading() as index:
@@ -82,11 +38,12 @@ def search(
 
 
 def _print_hits(index: Index, found: dict[str, Any], filters: Filters) -> None:
+    from hypaware.cli.columns import terminal_width
     from hypaware.index.sessions import shorten_ids
 
     hits = found["hits"]
     in_color = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = terminal_width()
     shown_ids = shorten_ids(index, [hit["session_id"] for hit in hits])
     for at, hit in enumerate(hits):
         if at:
@@ -119,14 +76,14 @@ def _local_time(text: str, filters: Filters) -> str:
 
 def _wrap(snippet: str, width: int | None, in_color: bool) -> list[str]:
     """Break a snippet into lines of the terminal, with its matches in colour."""
-    from rich.console import Console
-    from rich.text import Text
-
     from hypaware.index.snippets import split_marks
 
     pieces = [(escape_cell(piece), is_marked) for piece, is_marked in split_marks(snippet)]
     if width is None:
         return ["".join(piece for piece, _ in pieces)]
+    from rich.console import Console
+    from rich.text import Text
+
     text = Text()
     for piece, is_marked in pieces:
         text.append(piece, "bold yellow" if is_marked and in_color else None)

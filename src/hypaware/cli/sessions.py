@@ -7,11 +7,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from hypaware.cli import output
-from hypaware.cli.command import Command, json_option
-from hypaware.cli.filter_options import limit_option, note_no_match, open_for_reading, reading_options
+from hypaware.cli.reading_arguments import note_no_match, open_for_reading
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -21,39 +18,11 @@ if TYPE_CHECKING:
     from hypaware.index.store import Index
 
 _ON_TERMINAL = 40
-_SORTS = ("time", "cost", "tokens", "length")
 _DATE_SUFFIX = re.compile(r"-20\d{6}$")
 Session = dict[str, Any]
 
 
-@click.command(
-    "sessions",
-    cls=Command,
-    examples=[
-        "hyp sessions",
-        "hyp sessions --project shop --since 7d",
-        "hyp sessions --sort cost --limit 10",
-        "hyp sessions --errors --grep 'connection refused' --json",
-    ],
-)
-@reading_options
-@click.option("--errors", is_flag=True, help="Only sessions with errors, such as failed tool calls.")
-@click.option("--grep", metavar="WORDS", help="Only sessions with a part that contains the words, as for hyp search.")
-@click.option(
-    "--sort",
-    type=click.Choice(_SORTS),
-    default="time",
-    show_default=True,
-    help="Newest first, or the largest first: cost, tokens, or length in messages.",
-)
-@limit_option
-@json_option
-def sessions(filters: Filters, errors: bool, grep: str | None, sort: str, limit: int | None) -> None:
-    """List the recorded sessions, newest first.
-
-    A session is listed if any of its rows matches the filters; its figures are those of the whole session. On a
-    terminal the list ends after 40 sessions, and columns that do not fit are left out; elsewhere it is complete.
-    """
+def show_sessions(filters: Filters, errors: bool, grep: str | None, sort: str, limit: int | None) -> None:
     from hypaware.cli.columns import render_columns, terminal_width
     from hypaware.index.prices import load_prices
     from hypaware.index.sessions import list_sessions

@@ -17,7 +17,8 @@ import click
 
 from hypaware.cli import output
 from hypaware.cli.command import Command, json_option
-from hypaware.cli.filter_options import open_for_reading, reading_options
+from hypaware.cli.reading import reading_options
+from hypaware.cli.reading_arguments import open_for_reading
 from hypaware.errors import UsageError
 from hypaware.text import escape_json, format_count
 

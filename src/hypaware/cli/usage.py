@@ -8,48 +8,19 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from hypaware.cli import output
-from hypaware.cli.command import Command, json_option
-from hypaware.cli.filter_options import limit_option, note_no_match, open_for_reading, reading_options
+from hypaware.cli.reading_arguments import note_no_match, open_for_reading
 from hypaware.errors import UsageError
 
 if TYPE_CHECKING:
     from hypaware.index.filters import Filters
 
-_GROUPINGS = ("day", "week", "month", "project", "model", "client", "session", "machine")
 _STDIN_SECONDS = 0.3
 _MAX_STDIN = 1 << 20
 Document = dict[str, Any]
 
 
-@click.command(
-    "usage",
-    cls=Command,
-    examples=[
-        "hyp usage",
-        "hyp usage --by month",
-        "hyp usage --by model --since 30d --project shop",
-        "hyp usage --by session --since 2026-11-15 --json",
-        "hyp usage --statusline",
-    ],
-)
-@click.option("--by", type=click.Choice(_GROUPINGS), help="Add up by this.  [default: day]")
-@click.option("--statusline", is_flag=True, help="Print one line for a status bar: this session, today, this month.")
-@reading_options
-@limit_option
-@json_option
-def usage(by: str | None, statusline: bool, filters: Filters, limit: int | None) -> None:
-    """Show tokens and what they cost.
-
-    The cost is computed from the list prices of the models' APIs, with cached tokens at their own prices; a
-    subscription is billed otherwise. A model without a price is named and not counted. Set usage.prices in the config
-    to use your own prices. Weeks begin on Monday.
-
-    With --statusline, a JSON object on standard input, as Claude Code passes it to its status line, names the current
-    session.
-    """
+def show_usage(filters: Filters, by: str | None, statusline: bool, limit: int | None) -> None:
     from hypaware.index.prices import load_prices
     from hypaware.index.usage import summarize_usage
 
@@ -108,7 +79,6 @@ def _print_statusline(filters: Filters) -> None:
 
 
 def _make_statusline(filters: Filters, status: Document) -> str:
-    from dataclasses import replace
     from datetime import datetime
 
     from hypaware.cli.columns import format_cost
@@ -119,7 +89,7 @@ def _make_statusline(filters: Filters, status: Document) -> str:
     from hypaware.index.usage import price_session, summarize_usage
 
     today = datetime.now(filters.timezone).replace(hour=0, minute=0, second=0, microsecond=0)
-    month = replace(filters, since=to_moment(today.replace(day=1)), until=None)
+    month = filters._replace(since=to_moment(today.replace(day=1)), until=None)
     shown = []
     with open_index(Home.from_environment()) as index:
         prices = load_prices(index.home)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 # sun_path holds 104 bytes on macOS and 108 on Linux, including the final NUL.
 _SOCKET_PATH_MAX = 100
@@ -21,9 +21,22 @@ class _Below:
         return home.root / self._name
 
 
-@dataclass(frozen=True)
 class Home:
-    root: Path
+    """The paths of one home. Not a dataclass: every command starts here, and importing `dataclasses` takes time."""
+
+    __slots__ = ("root",)
+
+    def __init__(self, root: Path) -> None:
+        self.root: Final = root
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Home) and other.root == self.root
+
+    def __hash__(self) -> int:
+        return hash(self.root)
+
+    def __repr__(self) -> str:
+        return f"Home(root={self.root!r})"
 
     config = _Below("config.toml")
     state = _Below("state.db")

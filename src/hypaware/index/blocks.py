@@ -19,7 +19,6 @@ import orjson
 from backports import zstd
 
 from hypaware.index.tokens import prepare_text
-from hypaware.model import canonical
 
 if TYPE_CHECKING:
     import sqlite3
@@ -126,6 +125,8 @@ def to_content(entry: BlockEntry) -> PartContent:
 
 def parse_json(text: str) -> Any:
     """Return the value of a JSON column, or its text if another program has stored something else there."""
+    from hypaware.model import canonical  # loads OpenSSL, and most parts have no arguments
+
     try:
         return canonical.loads(text)
     except (ValueError, RecursionError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from hypaware.errors import UsageError
-from hypaware.index.schema import SLOT
+from hypaware.index.schema import FIRST_MONTH, LAST_MONTH, SLOT
 from hypaware.index.session_traits import OtherNames, list_trait_terms
 from hypaware.index.time_zones import find_zone
 from hypaware.model.dates import parse_date
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAIVE_EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
+_DAY = 86_400 * 1_000_000
 MAX_SLOT = (1 << 62) // SLOT
 
 
-@dataclass(frozen=True, kw_only=True)
-class Filters:
+class Filters(NamedTuple):
     project: str | None = None
     """An absolute path (the folder itself, and folders below it), or the last folders of a path."""
     client: str | None = None
@@ -56,7 +55,7 @@ class Filters:
     """Something else than these names that the session has used."""
     excluded: frozenset[int] = frozenset()
     """Numbers of sessions (`sessions.id`) that never match."""
-    timezone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
+    timezone: ZoneInfo = ZoneInfo("UTC")
 
     @property
     def has_window(self) -> bool:
@@ -132,6 +131,20 @@ def to_datetime(moment: int) -> datetime:
 def to_text(moment: int | None) -> str | None:
     """Return a moment as ISO 8601 text in UTC, as in every JSON document."""
     return None if moment is None else f"{(_NAIVE_EPOCH + timedelta(0, 0, moment)).isoformat()}Z"
+
+
+def month_of(at: int) -> str:
+    """Return the month (YYYYMM) whose full-text table holds a row of this moment."""
+    return _month_of_day(at // _DAY)
+
+
+@lru_cache(maxsize=4096)
+def _month_of_day(day: int) -> str:
+    try:
+        moment = _EPOCH + timedelta(days=day)
+    except OverflowError:
+        return FIRST_MONTH if day < 0 else LAST_MONTH
+    return min(max(f"{moment.year:04d}{moment.month:02d}", FIRST_MONTH), LAST_MONTH)
 
 
 class Condition(NamedTuple):

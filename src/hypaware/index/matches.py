@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hypaware.index.filters import Condition, Filters, filter_rows, filter_sessions
-from hypaware.index.parts import month_of
+from hypaware.index.filters import Condition, Filters, filter_rows, filter_sessions, month_of
 from hypaware.index.schema import IS_FAILED
 from hypaware.index.search_syntax import SearchTerm, SearchWords
 from hypaware.index.time_limit import TimeLimit

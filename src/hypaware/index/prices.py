@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,11 +107,11 @@ class ModelPrice(NamedTuple):
         ) / _MILLION
 
 
-@dataclass
 class PriceTable:
-    as_of: str
-    models: Mapping[str, ModelPrice]
-    _found: dict[str, ModelPrice | None] = field(default_factory=dict, repr=False)
+    def __init__(self, as_of: str, models: Mapping[str, ModelPrice]) -> None:
+        self.as_of = as_of
+        self.models = models
+        self._found: dict[str, ModelPrice | None] = {}
 
     def find(self, model: str | None) -> ModelPrice | None:
         if not model:
@@ -139,12 +138,14 @@ class PriceTable:
         return self.models[bare]
 
 
-@dataclass(slots=True)
 class Cost:
     """Adds up what can be priced, and names what cannot."""
 
-    usd: float | None = None
-    unpriced: set[str] = field(default_factory=set)
+    __slots__ = ("unpriced", "usd")
+
+    def __init__(self) -> None:
+        self.usd: float | None = None
+        self.unpriced: set[str] = set()
 
     def add(self, prices: PriceTable, model: str | None, tokens: TokenCounts, long: LongTokens | None = None) -> None:
         """Add tokens of any number of responses. `long` is the part of them that is due to long prompts."""

@@ -76,7 +76,7 @@ class Index:
 
     def text_tables(self, since: int | None = None, until: int | None = None) -> list[str]:
         """Return the full-text tables that can hold rows from `since` until before `until`, newest first."""
-        from hypaware.index.parts import month_of
+        from hypaware.index.filters import month_of
 
         first = FIRST_MONTH if since is None else month_of(since)
         last = LAST_MONTH if until is None else month_of(until)

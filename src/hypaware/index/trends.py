@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hypaware.index.figures import FigureRow, Figures
@@ -79,7 +79,7 @@ def read_trends(
     is_empty = not totals["parts"]
     compared = None
     if before is not None:
-        period = replace(filters, since=before[0], until=before[1])
+        period = filters._replace(since=before[0], until=before[1])
         compared, _ = _add_up(index, Figures(index.connection, period, prices), prices)
     return Trends(
         totals,
@@ -96,7 +96,7 @@ def read_trends(
 def read_activity(index: Index, filters: Filters, prices: PriceTable, calendar: tuple[int, int]) -> Activity:
     """Return the activity of the rows that match. `calendar` is the window of the activity by day, in moments."""
     figures = Figures(index.connection, filters, prices)
-    year = replace(filters, since=calendar[0], until=calendar[1])
+    year = filters._replace(since=calendar[0], until=calendar[1])
     tools = [{"tool": tool, "calls": calls, "errors": errors} for tool, calls, errors in figures.sum_tools()]
     return Activity(
         figures.count_messages("hour"),

@@ -9,7 +9,6 @@ key and names: sessions with something else.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, time, timedelta
 from urllib.parse import urlencode
 
@@ -54,7 +53,7 @@ def read_filters(query: Mapping[str, str], *, default_days: int | None = None, n
     if filters.has_window or days is None:
         return filters
     first = moment.astimezone(filters.timezone).date() - timedelta(days=days - 1)
-    return replace(filters, since=to_moment(datetime.combine(first, time.min, filters.timezone)))
+    return filters._replace(since=to_moment(datetime.combine(first, time.min, filters.timezone)))
 
 
 def read_days(query: Mapping[str, str], default: int | None = None) -> int | None:

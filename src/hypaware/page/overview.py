@@ -11,7 +11,7 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, NamedTuple
 
@@ -106,12 +106,12 @@ def _read_lists(
 ) -> tuple[list[Document], list[Document]]:
     """Return the sessions that are running, and the newest or largest ones."""
     filters = window.filters
-    recent = replace(filters, since=to_moment(window.now - RUNNING), until=None)
+    recent = filters._replace(since=to_moment(window.now - RUNNING), until=None)
     running = list_sessions(index, recent, prices, limit=_MOST_RUNNING) if filters.until is None else []
     sort = "time" if top == "newest" else top
     listed = list_sessions(index, filters, prices, sort=sort, limit=_MOST_LISTED)
     if not listed and filters.has_window:
-        listed = list_sessions(index, replace(filters, since=None, until=None), prices, limit=1)
+        listed = list_sessions(index, filters._replace(since=None, until=None), prices, limit=1)
     return running, listed
 
 

@@ -159,7 +159,7 @@ def read_terms(query: Mapping[str, str]) -> SearchTerms:
     return SearchTerms(
         query.get("q", "").strip(),
         # Here the tool is that of the part itself.
-        replace(read_filters(query), tool=None),
+        read_filters(query)._replace(tool=None),
         query.get("role") or None,
         query.get("tool") or None,
         query.get("type") or None,
@@ -297,8 +297,8 @@ def _explain(
     }
     for name in ("project", "client", "model", "machine", "person", "failed"):
         cleared: dict[str, Any] = {name: None}
-        without[name] = (replace(asked, filters=replace(asked.filters, **cleared)), cleared)
-    dates = replace(asked.filters, since=None, until=None)
+        without[name] = (replace(asked, filters=asked.filters._replace(**cleared)), cleared)
+    dates = asked.filters._replace(since=None, until=None)
     without["dates"] = (replace(asked, filters=dates), dict.fromkeys(("days", "since", "until")))
     relaxed = []
     for label, (terms, changes) in without.items():

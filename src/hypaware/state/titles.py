@@ -8,10 +8,8 @@ empty title says that the user has removed theirs.
 from __future__ import annotations
 
 import sqlite3
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hypaware.home.sqlite_readonly import has_table, open_readonly
 
@@ -32,8 +30,7 @@ _UPSERT = """
 _VALUES_PER_STATEMENT = 500
 
 
-@dataclass(frozen=True)
-class SessionTitle:
+class SessionTitle(NamedTuple):
     kind: Literal["user", "client"]
     title: str
     """As the client wrote it, up to `MAX_RAW_LENGTH`."""
@@ -49,6 +46,8 @@ class SessionTitle:
 
 def clean_title(text: str) -> str:
     """Return the title on one line, of bounded length, without characters that a terminal interprets."""
+    import unicodedata  # who reads titles does not need it
+
     safe = "".join(
         " " if char != _JOINER and unicodedata.category(char) in _UNSAFE_CATEGORIES else char
         for char in text[:MAX_RAW_LENGTH]
@@ -73,18 +72,18 @@ def write_titles(connection: Connection, client: str, titles: Iterable[SessionTi
             )
 
 
-@dataclass
 class TitleResolver:
     """Finds the sessions of titles that name a message, among the sources that were read so far."""
 
-    leaves: dict[str, str] = field(default_factory=dict)
-    unresolved: list[SessionTitle] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.leaves: dict[str, str] = {}
+        self.unresolved: list[SessionTitle] = []
 
     def resolve(self, titles: Iterable[SessionTitle], leaves: Mapping[str, str]) -> list[SessionTitle]:
         """Add what a source contains, and return the titles whose session is now known."""
         self.leaves.update(leaves)
         found = [
-            each if each.session_id else replace(each, session_id=self.leaves.get(each.leaf or "", ""))
+            each if each.session_id else each._replace(session_id=self.leaves.get(each.leaf or "", ""))
             for each in (*self.unresolved, *titles)
         ]
         self.unresolved = [each for each in found if not each.session_id]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -342,7 +341,7 @@ def test_activity_agrees_with_the_rows_for_any_filter(index: Index, chosen: Filt
         return dict(Counter(to_moment(clock) // (seconds * 1_000_000) for clock in clocks))
 
     assert found.hours == count([each for each in ROWS if matches(each, chosen)], 3600)
-    calendar = replace(chosen, since=begin, until=end)
+    calendar = chosen._replace(since=begin, until=end)
     assert found.days == count([each for each in ROWS if matches(each, calendar)], 86_400)
     assert found.tools == sorted(
         summarize_overview(index, chosen, PRICES)["tools"], key=lambda each: (-each["calls"], each["tool"])

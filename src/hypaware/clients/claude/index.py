@@ -28,7 +28,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Container
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hypaware.clients.reader import SourceLine, SourceReader
@@ -234,7 +234,7 @@ class TranscriptIndex:
     def titles(self) -> list[SessionTitle]:
         """Return the titles of sessions. A summary names a message; its session may be in another source."""
         return [
-            replace(each, session_id=session, cwd=self._folder_of(session))
+            each._replace(session_id=session, cwd=self._folder_of(session))
             for each in self._titles.values()
             for session in (each.session_id or self._session_of(each.leaf) or "",)
         ]

@@ -1,0 +1,152 @@
+"""The reading commands as click sees them: `hyp sessions`, `hyp usage`, `hyp overview` and `hyp search`.
+
+Their options are those of `hypaware.cli.reading_arguments`, which also parses them if they are plain.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+from hypaware.cli.command import Command, json_option
+from hypaware.cli.reading_arguments import COMMANDS, DAYS, FILTERS, ReadingOption, run_reading_command
+
+Function = Callable[..., Any]
+
+
+def _add_options(options: Iterable[ReadingOption]) -> Callable[[Function], Function]:
+    def add(function: Function) -> Function:
+        for option in reversed(tuple(options)):
+            function = _to_click(option)(function)
+        return function
+
+    return add
+
+
+def _to_click(option: ReadingOption) -> Callable[[Function], Function]:
+    if not option.takes_value:
+        return click.option(option.flag, option.name, is_flag=True, help=option.help)
+    kind: click.ParamType[Any] = click.STRING
+    if option.choices:
+        kind = click.Choice(option.choices)
+    elif option.least is not None:
+        kind = click.IntRange(option.least, option.most)
+    return click.option(
+        option.flag,
+        option.name,
+        type=kind,
+        metavar=option.metavar,
+        default=option.default,
+        show_default=option.default is not None,
+        help=option.help,
+    )
+
+
+def reading_options(function: Function) -> Function:
+    """Add the options of the filters. The command gets them as one argument, `filters`."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        from hypaware.index.filters import make_filters
+
+        options = {option.name: given.pop(option.name) for option in FILTERS}
+        return function(*args, filters=make_filters(**options), **given)
+
+    return _add_options(FILTERS)(call)
+
+
+days_option = _to_click(DAYS)
+
+
+class _SearchCommand(Command):
+    """Says how to search for a word that begins like an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            ctx.fail(f"{error.format_message()} To search for words that begin with a dash, put -- before them.")
+
+
+@click.command(
+    "sessions",
+    cls=Command,
+    examples=[
+        "hyp sessions",
+        "hyp sessions --project shop --since 7d",
+        "hyp sessions --sort cost --limit 10",
+        "hyp sessions --errors --grep 'connection refused' --json",
+    ],
+)
+@_add_options(COMMANDS["sessions"])
+@json_option
+def sessions(**given: Any) -> None:
+    """List the recorded sessions, newest first.
+
+    A session is listed if any of its rows matches the filters; its figures are those of the whole session. On a
+    terminal the list ends after 40 sessions, and columns that do not fit are left out; elsewhere it is complete.
+    """
+    run_reading_command("sessions", given)
+
+
+@click.command(
+    "usage",
+    cls=Command,
+    examples=[
+        "hyp usage",
+        "hyp usage --by month",
+        "hyp usage --by model --since 30d --project shop",
+        "hyp usage --by session --since 2026-11-15 --json",
+        "hyp usage --statusline",
+    ],
+)
+@_add_options(COMMANDS["usage"])
+@json_option
+def usage(**given: Any) -> None:
+    """Show tokens and what they cost.
+
+    The cost is computed from the list prices of the models' APIs, with cached tokens at their own prices; a
+    subscription is billed otherwise. A model without a price is named and not counted. Set usage.prices in the config
+    to use your own prices. Weeks begin on Monday.
+
+    With --statusline, a JSON object on standard input, as Claude Code passes it to its status line, names the current
+    session.
+    """
+    run_reading_command("usage", given)
+
+
+@click.command(
+    "overview",
+    cls=Command,
+    examples=["hyp overview", "hyp overview --days 7", "hyp overview --project shop --client claude --json"],
+)
+@_add_options(COMMANDS["overview"])
+@json_option
+def overview(**given: Any) -> None:
+    """Show sessions, messages, tokens, cost and tools, by day, project, client and model."""
+    run_reading_command("overview", given)
+
+
+@click.command(
+    "search",
+    cls=_SearchCommand,
+    examples=[
+        "hyp search connection refused",
+        "hyp search '\"connection refused\"' --project shop --since 7d",
+        "hyp search 'migrat*' --role user",
+        "hyp search --tool Bash -- git push --force",
+    ],
+)
+@click.argument("words", nargs=-1, required=True, metavar="WORDS…")
+@_add_options(COMMANDS["search"])
+@json_option
+def search(**given: Any) -> None:
+    """Find the parts of recorded sessions that contain all WORDS.
+
+    Case, accents and punctuation do not matter. "…" is a phrase, word* a prefix; a word with punctuation, such as
+    src/app.py, is a phrase. The best matches come first; if thousands match, the newest. See docs/search.md.
+    """
+    run_reading_command("search", given)

@@ -1,0 +1,191 @@
+"""The arguments of the reading commands, and a parser for those that are plain.
+
+Importing click takes longer than most answers of the index. `parse_plainly` therefore reads arguments that are spelled
+out in full and valid (`--project shop --limit 5 --json`); `hypaware.cli.reading` declares the same arguments to click,
+which handles everything else: help, completion, abbreviations and errors. Both call `run_reading_command`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hypaware.cli import output
+from hypaware.home import Home
+
+if TYPE_CHECKING:
+    from hypaware.index.filters import Filters
+    from hypaware.index.store import Index
+
+_MAX_DAYS = 36_500
+_MAX_DIGITS = 9
+
+
+class ReadingOption(NamedTuple):
+    flag: str
+    help: str
+    metavar: str | None = None
+    """None if the option takes no value."""
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    """If given, the value is a number of at least this."""
+    most: int | None = None
+    default: Any = None
+    parameter: str | None = None
+    """The name of the value, if it is not that of the flag."""
+
+    @property
+    def name(self) -> str:
+        return self.parameter or self.flag.lstrip("-").replace("-", "_")
+
+    @property
+    def takes_value(self) -> bool:
+        return self.metavar is not None or bool(self.choices)
+
+    def parse(self, text: str) -> Any:
+        """Return the value of a text. Raise ValueError if it may be invalid: click says how."""
+        if text.startswith("-") or (self.choices and text not in self.choices):
+            raise ValueError(text)
+        if self.least is None:
+            return text
+        if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+            raise ValueError(text)
+        number = int(text)
+        if number < self.least or (self.most is not None and number > self.most):
+            raise ValueError(text)
+        return number
+
+
+FILTERS = (
+    ReadingOption("--project", "Only this project: a path, or the last folder of one.", "P"),
+    ReadingOption("--client", "Only this client, such as claude or codex.", "C"),
+    ReadingOption("--model", "Only models whose name begins like this.", "M"),
+    ReadingOption("--since", "Nothing older: 2026-11-15, 2026-11-15T08:00Z, 7d, 12h.", "DATE"),
+    ReadingOption("--until", "Nothing newer; a day includes its end.", "DATE"),
+    ReadingOption("--machine", "Only the machine with this gateway id.", "ID"),
+    ReadingOption("--timezone", "Zone of days and times.  [default: your own]", "ZONE"),
+)
+DAYS = ReadingOption("--days", "Show only the last N days, including today.", "N", least=1, most=_MAX_DAYS)
+_LIMIT = ReadingOption("--limit", "Show at most this many; 0 means no limit.", "N", least=0)
+COMMANDS: dict[str, tuple[ReadingOption, ...]] = {
+    "sessions": (
+        *FILTERS,
+        ReadingOption("--errors", "Only sessions with errors, such as failed tool calls.", default=False),
+        ReadingOption("--grep", "Only sessions with a part that contains the words, as for hyp search.", "WORDS"),
+        ReadingOption(
+            "--sort",
+            "Newest first, or the largest first: cost, tokens, or length in messages.",
+            choices=("time", "cost", "tokens", "length"),
+            default="time",
+        ),
+        _LIMIT,
+    ),
+    "usage": (
+        ReadingOption(
+            "--by",
+            "Add up by this.  [default: day]",
+            choices=("day", "week", "month", "project", "model", "client", "session", "machine"),
+        ),
+        ReadingOption(
+            "--statusline", "Print one line for a status bar: this session, today, this month.", default=False
+        ),
+        *FILTERS,
+        _LIMIT,
+    ),
+    "overview": (DAYS, *FILTERS),
+    "search": (
+        ReadingOption("--role", "Only what this role said: user, assistant, tool or system.", "R"),
+        ReadingOption("--tool", "Only calls and results of this tool, such as Bash.", "T"),
+        ReadingOption("--type", "Only parts of this type, such as text or tool_call.", "TYPE", parameter="part_type"),
+        *FILTERS,
+        ReadingOption("--limit", "Show at most this many; 0 means all.", "N", least=0, default=20),
+    ),
+}
+"""The options of each command, in the order of its help. All have --json too; `hyp search` takes words."""
+
+
+def parse_plainly(args: Sequence[str]) -> dict[str, Any] | None:
+    """Return the values of a reading command and its arguments, or None if click must parse them.
+
+    The first argument is the command. `as_json` is one of the values.
+    """
+    if not args or args[0] not in COMMANDS or "HYP_CRASH_AT" in os.environ or "_HYP_COMPLETE" in os.environ:
+        return None
+    options = {option.flag: option for option in COMMANDS[args[0]]}
+    given: dict[str, Any] = {"as_json": False, **{option.name: option.default for option in options.values()}}
+    words: list[str] = []
+    rest = iter(args[1:])
+    for each in rest:
+        flag, has_value, value = each.partition("=")
+        if each == "--":
+            words += rest
+        elif each == "--json":
+            given["as_json"] = True
+        elif not each.startswith("-") or each == "-":
+            words.append(each)
+        elif (option := options.get(flag)) is None or (has_value and not option.takes_value):
+            return None
+        elif option.takes_value:
+            try:
+                given[option.name] = option.parse(value if has_value else next(rest))
+            except (StopIteration, ValueError):
+                return None
+        else:
+            given[option.name] = True
+    if bool(words) != (args[0] == "search"):
+        return None
+    if words:
+        given["words"] = tuple(words)
+    return given
+
+
+def run_reading_command(command: str, given: dict[str, Any]) -> None:
+    """Run a command with its values, except `as_json`."""
+    from hypaware.index.filters import make_filters
+
+    filters = make_filters(**{option.name: given.pop(option.name) for option in FILTERS})
+    if command == "sessions":
+        from hypaware.cli.sessions import show_sessions
+
+        show_sessions(filters, **given)
+    elif command == "usage":
+        from hypaware.cli.usage import show_usage
+
+        show_usage(filters, **given)
+    elif command == "overview":
+        from hypaware.cli.overview import show_overview
+
+        show_overview(filters, **given)
+    else:
+        from hypaware.cli.search import show_matches
+
+        show_matches(filters, **given)
+
+
+@contextmanager
+def open_for_reading() -> Iterator[Index]:
+    """Open the index of the home. Raise NotReady if there is no home.
+
+    The garbage collector is off in this context: it would look at a long result again and again while it grows.
+    """
+    from hypaware.index.store import open_index
+
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with open_index(Home.from_environment(), note=output.note) as index:
+            yield index
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def note_no_match(index: Index, filters: Filters) -> None:
+    """If nothing matches because of one filter, say which one and list what exists."""
+    from hypaware.index.filters import explain_no_match
+
+    if reason := explain_no_match(index.connection, filters):
+        output.note(reason)
