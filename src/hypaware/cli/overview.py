@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
@@ -20,6 +21,7 @@ from hypaware.errors import UsageError
 from hypaware.text import escape_cell, format_count
 
 if TYPE_CHECKING:
+    from hypaware.home import Home
     from hypaware.index.filters import Filters
 
 _SEPARATOR = "  "
@@ -45,7 +47,6 @@ Row = dict[str, Any]
 def show_overview(filters: Filters, days: int | None) -> None:
     from hypaware.index.overview import summarize_overview
     from hypaware.index.prices import load_prices
-    from hypaware.status.session_expiry import describe_history, read_history
 
     if days is not None:
         if filters.since is not None:
@@ -54,6 +55,7 @@ def show_overview(filters: Filters, days: int | None) -> None:
         if filters.until is not None and filters.since is not None and filters.until < filters.since:
             raise UsageError(f"--until is before the last {format_count(days, 'day')}")
     with open_for_reading() as index:
+        history_read = _HistoryThread(index.home)
         found = summarize_overview(index, filters, load_prices(index.home))
         shown = render_overview(found, OverviewStyle.of(sys.stdout))
         if not found["totals"]["parts"]:
@@ -61,11 +63,38 @@ def show_overview(filters: Filters, days: int | None) -> None:
                 shown = _NOT_INDEXED
             elif not filters.is_empty:
                 shown = _NO_MATCH
-        history = read_history(index.home)
+        history, describe_history = history_read.wait()
         lines = [describe_history(each, name) for name, each in history.items() if filters.client in (None, name)]
         output.emit_result({**found, "history": history}, "\n".join([shown, *filter(None, lines)]))
         if shown == _NO_MATCH:
             note_no_match(index, filters)
+
+
+class _HistoryThread:
+    """Reads what the clients are about to delete: mostly imports, while SQLite adds up without the interpreter."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._result: tuple[dict[str, Row], Callable[[Row, str], str | None]] | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> tuple[dict[str, Row], Callable[[Row, str], str | None]]:
+        """Return the documents by client, and the function that describes one of them."""
+        self._thread.join()
+        if self._result is None:
+            assert self._error is not None
+            raise self._error
+        return self._result
+
+    def _read(self) -> None:
+        try:
+            from hypaware.status.session_expiry import describe_history, read_history
+
+            self._result = read_history(self._home), describe_history
+        except BaseException as error:
+            self._error = error
 
 
 def _first_moment(days: int, filters: Filters) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from functools import lru_cache
 
 TOKENIZER = "unicode61"
 SEPARATOR = "\x1f"
@@ -46,6 +47,7 @@ def kind_word(kind: str, name: int) -> str:
     return f"{_KIND}{kind}{name}"
 
 
+@lru_cache(maxsize=4096)
 def kind_words(role: int | None, part_type: int | None, tool: int | None) -> str:
     """Return the words that stand before the text of a part in the full-text table."""
     words = f"{_KIND}role{role} {_KIND}type{part_type} "
