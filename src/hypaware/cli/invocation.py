@@ -45,6 +45,8 @@ def run_command(args: Sequence[str], call: Callable[[], object]) -> int:
             os.dup2(null, stream.fileno())
         os.close(null)
         return 1
+    finally:
+        output.reset()
 
 
 def reopen_addresses(args: Sequence[str]) -> None:
