@@ -6,6 +6,7 @@ rest of the width. Elsewhere all columns are printed in full.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,6 +16,10 @@ from hypaware.text import escape_cell
 
 _GAP = "  "
 _MIN_FLEXIBLE = 24
+# Letters of European languages and common signs, each of which takes one column.
+_NARROW = re.compile(
+    "[ -~\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0373\u0386-\u03ff\u0400-\u0482\u048a-\u052f\u2010-\u2027\u2190-\u2193]*"
+)
 
 
 class TextColumn(NamedTuple):
@@ -28,7 +33,8 @@ class TextColumn(NamedTuple):
 
     @property
     def width(self) -> int:
-        if "".join(self.cells).isascii():
+        together = "".join(self.cells)
+        if together.isascii() or _NARROW.fullmatch(together):
             return max(len(self.head), max(map(len, self.cells), default=0))
         return max(cell_width(cell) for cell in (self.head, *self.cells))
 
@@ -60,7 +66,8 @@ def _escape_cells(cells: Sequence[str]) -> Sequence[str]:
 
 
 def _pad_cells(cells: list[str], width: int, right: bool) -> list[str]:
-    if "".join(cells).isascii() and max(map(len, cells)) <= width:
+    together = "".join(cells)
+    if (together.isascii() or _NARROW.fullmatch(together)) and max(map(len, cells)) <= width:
         return [cell.rjust(width) if right else cell.ljust(width) for cell in cells]
     return [_pad(cell, width, right) for cell in cells]
 
@@ -83,7 +90,7 @@ def _fit(columns: list[TextColumn], width: int) -> tuple[list[TextColumn], dict[
 
 def cell_width(text: str) -> int:
     """Return how many columns of a terminal the text takes, which has no control characters."""
-    if text.isascii():
+    if text.isascii() or _NARROW.fullmatch(text):
         return len(text)
     # Not at the top: the help of a command must not wait for rich.
     from rich.cells import cell_len
@@ -93,7 +100,7 @@ def cell_width(text: str) -> int:
 
 def pad_cell(text: str, width: int) -> str:
     """Return the text in exactly `width` columns, padded or cut."""
-    if text.isascii():
+    if text.isascii() or _NARROW.fullmatch(text):
         return text[:width].ljust(width)
     from rich.cells import set_cell_size
 

@@ -130,7 +130,24 @@ def to_datetime(moment: int) -> datetime:
 
 def to_text(moment: int | None) -> str | None:
     """Return a moment as ISO 8601 text in UTC, as in every JSON document."""
-    return None if moment is None else f"{(_NAIVE_EPOCH + timedelta(0, 0, moment)).isoformat()}Z"
+    if moment is None:
+        return None
+    # Without objects of time: this is called twice for every session.
+    seconds, fraction = divmod(moment, 1_000_000)
+    minutes, second = divmod(seconds, 60)
+    day, minute = divmod(minutes, 1440)
+    rest = f"{second:02}.{fraction:06}Z" if fraction else f"{second:02}Z"
+    return f"{_day_text(day)}T{_clock_text(minute)}:{rest}"
+
+
+@lru_cache(maxsize=1024)
+def _day_text(day: int) -> str:
+    return (_NAIVE_EPOCH + timedelta(days=day)).date().isoformat()
+
+
+@lru_cache(maxsize=1440)
+def _clock_text(minute: int) -> str:
+    return f"{minute // 60:02}:{minute % 60:02}"
 
 
 def month_of(at: int) -> str:

@@ -208,8 +208,9 @@ def read_model_tokens(connection: Connection, chosen: str | None, prices: PriceT
     models = read_names(connection, {row[1] for row in rows})
     found: dict[int, list[ModelTokens]] = {}
     previous = None
-    for session, model, *counts in rows:
-        tokens = TokenCounts._make(counts)
+    for row in rows:
+        session, model = row[:2]
+        tokens = TokenCounts._make(row[2:])
         if (session, model) == previous:
             by_model = found[session]
             by_model[-1] = (by_model[-1][0], by_model[-1][1] + tokens, None)

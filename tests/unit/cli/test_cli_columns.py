@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from hypaware.cli import columns
 from hypaware.cli.columns import TextColumn, format_cost, format_span, render_columns
 
 cells = st.lists(st.text(max_size=50), min_size=1, max_size=3)
@@ -42,3 +43,10 @@ def test_costs_are_shown_in_dollars(cost: float | None, unpriced: list[str], sho
 )
 def test_durations_are_short(seconds: float, shown: str) -> None:
     assert format_span(seconds) == shown
+
+
+def test_characters_that_count_as_narrow_take_one_column_each() -> None:
+    narrow = [char for char in map(chr, range(0x20, 0x3000)) if columns._NARROW.fullmatch(char)]
+
+    assert len(narrow) > 800
+    assert [char for char in narrow if cell_len(char) != 1] == []
