@@ -43,8 +43,7 @@ def read_filters(query: Mapping[str, str], *, default_days: int | None = None, n
         # `~name` of a user that does not exist.
         raise UsageError(f"the project {escape_cell(given['project'])} is not a folder") from None
     if any(query.get(name) for name in _TRAITS):
-        filters = replace(
-            filters,
+        filters = filters._replace(
             weekday=parse_weekday(query["weekday"]) if query.get("weekday") else None,
             hour=parse_hour(query["hour"]) if query.get("hour") else None,
             others=parse_others(query["others"]) if query.get("others") else None,
