@@ -43,9 +43,9 @@ def _read_plainly(args: list[str]) -> int | None:
 
     # The process ends soon: what is imported now is needed until then.
     gc.disable()
-    from hypaware.cli import invocation, output, reading_arguments
+    from hypaware.cli import invocation, output, reader_arguments
 
-    given = reading_arguments.parse_plainly(args)
+    given = reader_arguments.parse_plainly(args)
     if given is None:
         gc.enable()
         return None
@@ -53,6 +53,6 @@ def _read_plainly(args: list[str]) -> int | None:
 
     def call() -> None:
         invocation.reopen_addresses(args)
-        reading_arguments.run_reading_command(args[0], given)
+        reader_arguments.run_reading_command(args[0], given)
 
     return invocation.run_command(args, call)

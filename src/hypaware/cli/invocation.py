@@ -1,6 +1,6 @@
 """Run one command: errors, exit codes and output streams, whatever parses its arguments.
 
-This module does not import click. Reading commands start without it (see `hypaware.cli.reading_arguments`).
+This module does not import click. Reading commands start without it (see `hypaware.cli.reader_arguments`).
 """
 
 from __future__ import annotations

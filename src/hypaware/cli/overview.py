@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from hypaware.cli import output
 from hypaware.cli.columns import cell_width, format_cost, format_short, pad_cell
-from hypaware.cli.reading_arguments import note_no_match, open_for_reading
+from hypaware.cli.index_reader import note_no_match, open_for_reading
 from hypaware.cli.usage import describe_prices
 from hypaware.errors import UsageError
 from hypaware.text import escape_cell, format_count

@@ -14,7 +14,7 @@ from hypaware.cli import output
 from hypaware.cli.command import Command, Group, json_option
 from hypaware.cli.jobs import run_job
 from hypaware.cli.overview import show_overview
-from hypaware.cli.reading import days_option, reading_options
+from hypaware.cli.reader_commands import days_option, reading_options
 from hypaware.errors import UsageError
 from hypaware.home import Home
 from hypaware.query.formats import FORMATS, TEXT_TABLES, format_of_file, open_output

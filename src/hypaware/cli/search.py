@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hypaware.cli import output
-from hypaware.cli.reading_arguments import note_no_match, open_for_reading
+from hypaware.cli.index_reader import note_no_match, open_for_reading
 from hypaware.text import escape_cell, format_count
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from hypaware.cli import output
-from hypaware.cli.reading_arguments import note_no_match, open_for_reading
+from hypaware.cli.index_reader import note_no_match, open_for_reading
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo

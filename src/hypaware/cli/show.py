@@ -17,8 +17,8 @@ import click
 
 from hypaware.cli import output
 from hypaware.cli.command import Command, json_option
-from hypaware.cli.reading import reading_options
-from hypaware.cli.reading_arguments import open_for_reading
+from hypaware.cli.index_reader import open_for_reading
+from hypaware.cli.reader_commands import reading_options
 from hypaware.errors import UsageError
 from hypaware.text import escape_json, format_count
 

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hypaware.cli import output
-from hypaware.cli.reading_arguments import note_no_match, open_for_reading
+from hypaware.cli.index_reader import note_no_match, open_for_reading
 from hypaware.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ Without `index.text`, all texts are null. A row of `parts` names its block, and 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -33,8 +32,7 @@ _SEQS_PER_QUERY = 500
 _CACHED_BLOCKS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class PartContent:
+class PartContent(NamedTuple):
     """What the display of a part needs and `parts` does not hold."""
 
     seq: int

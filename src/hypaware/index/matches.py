@@ -16,8 +16,7 @@ import heapq
 import math
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hypaware.index.filters import Condition, Filters, filter_rows, filter_sessions, month_of
 from hypaware.index.schema import IS_FAILED
@@ -47,8 +46,7 @@ JOINED_PARTS = "JOIN parts p ON p.seq = t.rowid"
 _SESSIONS = "JOIN sessions s ON s.id = p.session"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchRequest:
+class SearchRequest(NamedTuple):
     words: SearchWords
     filters: Filters
     role: str | None = None
@@ -59,8 +57,7 @@ class SearchRequest:
     offset: int = 0
 
 
-@dataclass(frozen=True)
-class FoundParts:
+class FoundParts(NamedTuple):
     hits: list[int]
     total: int
     is_exact: bool = True

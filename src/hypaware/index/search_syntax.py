@@ -7,7 +7,7 @@ digit at the end of a word asks for a prefix; after other characters it means no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hypaware.errors import UsageError
 from hypaware.index.tokens import Tokenizer, separate_characters
@@ -16,8 +16,7 @@ MAX_TERMS = 64
 _MAX_LENGTH = 4096
 
 
-@dataclass(frozen=True)
-class SearchTerm:
+class SearchTerm(NamedTuple):
     """One required word, phrase or prefix."""
 
     text: str
@@ -32,8 +31,7 @@ class SearchTerm:
         return f'"{quoted}"{" *" if self.is_prefix else ""}'
 
 
-@dataclass(frozen=True)
-class SearchWords:
+class SearchWords(NamedTuple):
     terms: tuple[SearchTerm, ...]
     ignored: tuple[str, ...] = ()
     """Words without a letter or a digit, which the index does not hold."""

@@ -1,6 +1,6 @@
 """The reading commands as click sees them: `hyp sessions`, `hyp usage`, `hyp overview` and `hyp search`.
 
-Their options are those of `hypaware.cli.reading_arguments`, which also parses them if they are plain.
+Their options are those of `hypaware.cli.reader_arguments`, which also parses them if they are plain.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from hypaware.cli.command import Command, json_option
-from hypaware.cli.reading_arguments import COMMANDS, DAYS, FILTERS, ReadingOption, run_reading_command
+from hypaware.cli.reader_arguments import COMMANDS, DAYS, FILTERS, ReadingOption, run_reading_command
 
 Function = Callable[..., Any]
 

@@ -13,8 +13,8 @@ from typing import Any
 import click
 import pytest
 
-from hypaware.cli import output, reading
-from hypaware.cli.reading_arguments import COMMANDS, parse_plainly
+from hypaware.cli import output, reader_commands
+from hypaware.cli.reader_arguments import COMMANDS, parse_plainly
 from hypaware.home import Home
 from hypaware.index.refresh import refresh_index
 from hypaware.state.home_opener import open_home
@@ -62,7 +62,7 @@ FOR_CLICK = (
 
 
 def parse_with_click(args: list[str]) -> dict[str, Any]:
-    command = getattr(reading, args[0])
+    command = getattr(reader_commands, args[0])
     assert isinstance(command, click.Command)
     output.reset()
     context = command.make_context(args[0], args[1:])
@@ -90,7 +90,7 @@ def test_crash_points_and_completion_are_left_to_click(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_click_knows_the_same_options(command: str) -> None:
-    declared = {param.name for param in getattr(reading, command).params}
+    declared = {param.name for param in getattr(reader_commands, command).params}
 
     assert declared - {"words"} == {option.name for option in COMMANDS[command]} | {"as_json"}
 

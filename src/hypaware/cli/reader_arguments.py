@@ -1,24 +1,15 @@
 """The arguments of the reading commands, and a parser for those that are plain.
 
 Importing click takes longer than most answers of the index. `parse_plainly` therefore reads arguments that are spelled
-out in full and valid (`--project shop --limit 5 --json`); `hypaware.cli.reading` declares the same arguments to click,
-which handles everything else: help, completion, abbreviations and errors. Both call `run_reading_command`.
+out in full and valid (`--project shop --limit 5 --json`); `hypaware.cli.reader_commands` declares the same arguments to
+click, which handles everything else: help, completion, abbreviations and errors. Both call `run_reading_command`.
 """
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from hypaware.cli import output
-from hypaware.home import Home
-
-if TYPE_CHECKING:
-    from hypaware.index.filters import Filters
-    from hypaware.index.store import Index
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 _MAX_DAYS = 36_500
 _MAX_DIGITS = 9
@@ -163,29 +154,3 @@ def run_reading_command(command: str, given: dict[str, Any]) -> None:
         from hypaware.cli.search import show_matches
 
         show_matches(filters, **given)
-
-
-@contextmanager
-def open_for_reading() -> Iterator[Index]:
-    """Open the index of the home. Raise NotReady if there is no home.
-
-    The garbage collector is off in this context: it would look at a long result again and again while it grows.
-    """
-    from hypaware.index.store import open_index
-
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        with open_index(Home.from_environment(), note=output.note) as index:
-            yield index
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def note_no_match(index: Index, filters: Filters) -> None:
-    """If nothing matches because of one filter, say which one and list what exists."""
-    from hypaware.index.filters import explain_no_match
-
-    if reason := explain_no_match(index.connection, filters):
-        output.note(reason)
