@@ -29,7 +29,9 @@ def open_store(described):
 _numbers = itertools.count()
 
 
-def make_database(kind: str, folder: Path, request: pytest.FixtureRequest, **settings: float) -> StateDatabase:
+def make_database(
+    kind: str, folder: Path, request: pytest.FixtureRequest, *, idle_seconds: float = 300, lock_seconds: float = 300
+) -> StateDatabase:
     """Return a new, empty database. The PostgreSQL server is started by the first test that needs it."""
     if kind == "sqlite":
         return SqliteDatabase(folder / "state.db")
@@ -37,7 +39,8 @@ def make_database(kind: str, folder: Path, request: pytest.FixtureRequest, **set
 
     server: PostgresServer = request.getfixturevalue("postgres")
     schema = f"state_{os.getpid()}_{next(_numbers)}"
-    return PostgresDatabase(f"postgresql://127.0.0.1:{server.port}/postgres", USER, PASSWORD, schema, **settings)
+    address = f"postgresql://127.0.0.1:{server.port}/postgres"
+    return PostgresDatabase(address, USER, PASSWORD, schema, idle_seconds, lock_seconds)
 
 
 def describe(database: StateDatabase) -> str:

@@ -9,6 +9,9 @@ Neither makes a commit safe: an owner that was stopped does not know that it los
 table rejects a change under any other epoch, in the transaction of that change. A change and a takeover wait for each
 other on the row of the lease: a commit lands before the takeover, and the new owner sees it, or it never lands.
 
+The same check is part of each transaction of the owner on the state, if `PostgresDatabase` has its epoch: otherwise a
+former owner could discard the flush that the new one is about to commit.
+
 The functions take `run`, which executes one statement on the session of the owner and returns its rows, because the
 session is one of psycopg in a test and one of JDBC in the JVM that commits.
 
@@ -22,22 +25,31 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from hypaware.state.postgres_database import DEFAULT_SCHEMA, lock_number
+from hypaware.state.postgres_database import DEFAULT_SCHEMA, LEASE_LOST_SQLSTATE, lock_number
 
 Run = Callable[[str], Sequence[Sequence[Any]]]
-LOST_SQLSTATE = "HY115"
-"""The SQLSTATE of a change that was rejected because its owner has lost the lease."""
 _EPOCH_SETTING = "hypaware.epoch"
 _CATALOG_TABLE = "iceberg_tables"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
 
 def install_fence(run: Run, schema: str = DEFAULT_SCHEMA) -> None:
-    """Create the table of leases, and the function that rejects changes by former owners."""
-    fence = f"""
-        CREATE OR REPLACE FUNCTION {schema}.reject_former_owner() RETURNS trigger LANGUAGE plpgsql AS $$
+    """Create the table of leases, and the functions that reject changes by former owners."""
+    require_epoch = f"""
+        CREATE OR REPLACE FUNCTION {schema}.require_epoch(of_lake TEXT, own_epoch BIGINT) RETURNS VOID
+        LANGUAGE plpgsql AS $$
         DECLARE
             current_epoch BIGINT;
+        BEGIN
+            SELECT epoch INTO current_epoch FROM {schema}.lake_leases WHERE lake = of_lake FOR SHARE;
+            IF current_epoch IS DISTINCT FROM own_epoch THEN
+                RAISE EXCEPTION 'only the machine that holds the lease on the lake % may change it', of_lake
+                    USING ERRCODE = '{LEASE_LOST_SQLSTATE}';
+            END IF;
+        END $$"""
+    reject_former_owner = f"""
+        CREATE OR REPLACE FUNCTION {schema}.reject_former_owner() RETURNS trigger LANGUAGE plpgsql AS $$
+        DECLARE
             changed RECORD;
         BEGIN
             IF TG_OP = 'DELETE' THEN
@@ -45,13 +57,9 @@ def install_fence(run: Run, schema: str = DEFAULT_SCHEMA) -> None:
             ELSE
                 changed := NEW;
             END IF;
-            IF changed.catalog_name <> TG_ARGV[1] THEN
-                RETURN changed;
-            END IF;
-            SELECT epoch INTO current_epoch FROM {schema}.lake_leases WHERE lake = TG_ARGV[0] FOR SHARE;
-            IF current_epoch IS DISTINCT FROM nullif(current_setting('{_EPOCH_SETTING}', true), '')::BIGINT THEN
-                RAISE EXCEPTION 'only the machine that holds the lease on the lake % may change its tables', TG_ARGV[0]
-                    USING ERRCODE = '{LOST_SQLSTATE}';
+            IF changed.catalog_name = TG_ARGV[1] THEN
+                PERFORM {schema}.require_epoch(
+                    TG_ARGV[0], nullif(current_setting('{_EPOCH_SETTING}', true), '')::BIGINT);
             END IF;
             RETURN changed;
         END $$"""
@@ -63,7 +71,8 @@ def install_fence(run: Run, schema: str = DEFAULT_SCHEMA) -> None:
         f'CREATE TABLE IF NOT EXISTS {schema}.lake_leases (lake TEXT COLLATE "C" PRIMARY KEY, epoch BIGINT NOT NULL,'
         " owner TEXT NOT NULL, renewed_at TIMESTAMPTZ NOT NULL)"
     )
-    run(fence)
+    run(require_epoch)
+    run(reject_former_owner)
     run("COMMIT")
 
 

@@ -32,6 +32,8 @@ from psycopg.types.string import StrDumperUnknown
 from hypaware.errors import HypError, Retryable, StateError
 
 DEFAULT_SCHEMA = "hypaware"
+LEASE_LOST_SQLSTATE = "HY115"
+"""The SQLSTATE of a change that is rejected because the lease on the lake is lost (`lake_lease`)."""
 _CONNECT_SECONDS = 10
 _IDLE_SECONDS, _LOCK_SECONDS = 20, 30
 _MARKERS = re.compile(r"'(?:[^']|'')*'|%|\?|(?<!:):([a-z_]\w*)")
@@ -51,6 +53,9 @@ class PostgresDatabase:
     schema: str = DEFAULT_SCHEMA
     idle_seconds: float = _IDLE_SECONDS
     lock_seconds: float = _LOCK_SECONDS
+    lease: tuple[str, int] | None = None
+    """The lake and the epoch of the lease that this process holds. After it has lost the lease, no transaction begins.
+    None in a process that does not commit to the lake."""
 
     error_type = psycopg.Error
     begin_reading = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
@@ -58,7 +63,11 @@ class PostgresDatabase:
 
     @property
     def begin_writing(self) -> Sequence[str]:
-        return ("BEGIN ISOLATION LEVEL READ COMMITTED", f"SELECT pg_advisory_xact_lock({lock_number(self.schema)})")
+        begin = ("BEGIN ISOLATION LEVEL READ COMMITTED", f"SELECT pg_advisory_xact_lock({lock_number(self.schema)})")
+        if self.lease is None:
+            return begin
+        lake, epoch = self.lease
+        return (*begin, f"SELECT {self.schema}.require_epoch('{lake}', {epoch:d})")
 
     def __str__(self) -> str:
         return urlsplit(self.uri)._replace(query="").geturl()
@@ -98,6 +107,8 @@ class PostgresDatabase:
     def to_error(self, error: Exception, *, read_only: bool) -> HypError:
         state = getattr(error, "sqlstate", None)
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if state == LEASE_LOST_SQLSTATE:
+            return StateError(f"another machine has taken over the lake: {reason}", kind="lease_lost")
         if state.startswith(_PASSING) if state else isinstance(error, psycopg.OperationalError):
             message = f"the state {self} (lake.state) is not available: {reason}"
             return Retryable(message, kind="state_unavailable")

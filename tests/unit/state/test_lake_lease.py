@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,17 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
+from hypaware.errors import StateError
 from hypaware.home import Home
-from tests.support.postgres_server import PostgresServer
+from hypaware.state import flushes
+from hypaware.state.store import StateStore
+from tests.support.postgres_server import PASSWORD, USER, PostgresServer
 from tests.support.processes import eventually, kill, running
 
 psycopg = pytest.importorskip("psycopg", reason="requirements.lock has a new package: run make setup")
 
 from hypaware.state import lake_lease  # noqa: E402
-from hypaware.state.postgres_database import lock_number  # noqa: E402
+from hypaware.state.postgres_database import LEASE_LOST_SQLSTATE, PostgresDatabase, lock_number  # noqa: E402
 
 _LAKE, _CATALOG, _TABLE = "lake", "hyp", "hypaware.messages"
 _SHORT, _LONG = 0.2, 3600.0
@@ -221,7 +224,28 @@ def test_a_takeover_waits_for_a_commit_that_has_begun_and_the_new_owner_sees_it(
         assert (later, seen) == (epoch + 1, "new")
         with closing(lake.connect(epoch)) as late, pytest.raises(psycopg.Error) as told:
             late.execute(table)
-        assert told.value.sqlstate == lake_lease.LOST_SQLSTATE
+        assert told.value.sqlstate == LEASE_LOST_SQLSTATE
+
+
+@pytest.mark.hazard(115)
+def test_a_former_owner_cannot_change_the_state(lake: SharedLake) -> None:
+    """It would discard the flush of the new owner when it recovers, and the rows would be committed twice."""
+    address = f"postgresql://127.0.0.1:{lake.server.port}/postgres"
+    receiver = PostgresDatabase(address, USER, PASSWORD, lake.schema)
+    with lake.session() as first, lake.session() as second:
+        former = replace(receiver, lease=(_LAKE, lake.acquire_eventually(first)))
+        with closing(StateStore(former)) as store:
+            store.migrate()
+            owner = replace(receiver, lease=(_LAKE, lake.acquire_eventually(second, _SHORT)))
+            with closing(StateStore(owner)) as own, own.transaction() as connection:
+                flush = flushes.reserve_range(connection, "ai_gateway_messages", 5)
+            with pytest.raises(StateError) as told, store.transaction() as connection:
+                flushes.discard_flush(connection, flush)
+            assert told.value.kind == "lease_lost"
+            with store.reading() as connection:
+                assert flushes.unfinished_flushes(connection) == [flush]
+        with closing(StateStore(receiver)) as ledger, ledger.transaction() as connection:
+            connection.insert("meta", {"key": "a process without a lease", "value": ""})
 
 
 def test_the_address_of_the_jvm_carries_the_epoch() -> None:
