@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hypaware.clients import database_source
 from hypaware.clients.client import Source
 from hypaware.clients.opencode.history import OpenCodeHistory
 from hypaware.clients.reader import TimeWindow
@@ -24,6 +25,12 @@ from tests.support.strategies import json_values
 PROVIDER = OpenCodeHistory()
 ANSWER = {"role": "assistant", "modelID": "m", "providerID": "p"}
 DONE = {**ANSWER, "time": {"created": TIME, "completed": TIME + 1}, "finish": "stop"}
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no record become stale, however long the tests wait for their turn."""
+    monkeypatch.setattr(database_source, "_STALE_MS", 10**12)
 
 
 @pytest.fixture
@@ -105,6 +112,17 @@ def test_a_response_that_was_abandoned_is_recorded_when_the_database_is_quiet(cl
     importer.quiet = True
     assert importer.texts() == ["Hel"]
     assert importer.texts() is None
+
+
+def test_a_response_that_did_not_change_for_long_is_recorded_although_others_do(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_source, "_STALE_MS", 600_000)
+    client.put_message("m1", "s1", TIME - 3_600_000, **ANSWER)
+    client.put_part("p1", "m1", "s1", TIME - 3_600_000, type="text", text="Hel")
+    client.ask("m2", "s1", TIME, "Go on")
+
+    assert Importer(client.path).texts() == ["Hel", "Go on"]
 
 
 def test_a_call_and_its_result_are_recorded_with_their_tool(client: Client) -> None:

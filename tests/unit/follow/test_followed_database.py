@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hypaware.clients import database_source
 from hypaware.testing.fault_injection import run_in_child
 from tests.support.followed_home import FollowedHome, output_tokens, parts
 from tests.support.opencode_database import TIME, Client, make_database
@@ -18,6 +19,8 @@ DONE = {"role": "assistant", "modelID": "m", "time": {"created": TIME, "complete
 
 @pytest.fixture
 def opencode(at: FollowedHome, monkeypatch: pytest.MonkeyPatch) -> FollowedHome:
+    # No record becomes stale, however long the tests wait for their turn.
+    monkeypatch.setattr(database_source, "_STALE_MS", 10**12)
     for name in ("XDG_DATA_HOME", "OPENCODE_DB"):
         monkeypatch.delenv(name, raising=False)
     return replace(at, client="opencode")
