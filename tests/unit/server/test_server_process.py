@@ -64,6 +64,16 @@ def test_home_has_one_server(home: Home) -> None:
         assert str(process.pid) in second.err
 
 
+def test_a_server_does_not_start_with_a_state_that_it_would_not_use(home: Home) -> None:
+    """Otherwise it would acknowledge batches into a ledger in its home, which nobody looks for there."""
+    hyp = Hyp(home.root)
+    assert hyp.run("config", "set", "lake.state", '{ uri = "postgresql://127.0.0.1:1/hyp" }').code == 0
+    refused = hyp.run("server", "run", "--listen", "127.0.0.1:0", "--no-flush")
+    assert refused.code == 3
+    assert "lake.state" in refused.err
+    assert not home.state.exists()
+
+
 def test_address_in_use_is_reported(home: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
