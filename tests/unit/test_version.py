@@ -85,7 +85,8 @@ def test_the_version_is_the_same_wherever_it_is_read(capsys: pytest.CaptureFixtu
 
 
 def test_the_public_names_are_listed() -> None:
-    assert dir(hypaware) == ["Lake", "Spool", "__version__", "open_lake"]
+    assert dir(hypaware) == sorted(hypaware.__all__)
+    assert {"Lake", "Spool", "__version__", "open_lake"} <= set(dir(hypaware))
     assert all(getattr(hypaware, name) for name in dir(hypaware))
 
 

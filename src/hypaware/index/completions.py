@@ -28,14 +28,14 @@ _VALUES = {
 
 
 def complete_sessions(home: Home, start: str) -> list[tuple[str, str]]:
-    """Return the newest sessions whose ids begin like this, each with the beginning of its first prompt."""
-    statement = """SELECT session_id, prompt FROM sessions
+    """Return the newest sessions whose ids begin like this, each with its title."""
+    statement = """SELECT session_id, title FROM sessions
         WHERE session_id >= :start AND session_id < :start || char(1114111) ORDER BY ended_at DESC LIMIT :most"""
     with _open(home) as connection:
         if connection is None:
             return []
         rows = connection.execute(statement, {"start": start, "most": _MOST}).fetchall()
-    return [(found, escape_cell(" ".join((prompt or "").split())[:_TITLE])) for found, prompt in rows if _fits(found)]
+    return [(found, escape_cell(" ".join((title or "").split())[:_TITLE])) for found, title in rows if _fits(found)]
 
 
 def complete_filter(home: Home, filter_: str, start: str) -> list[str]:
