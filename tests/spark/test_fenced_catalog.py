@@ -7,16 +7,14 @@ import signal
 from contextlib import closing, suppress
 from urllib.parse import quote
 
+import psycopg
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from hypaware.home import Home
+from hypaware.state import lake_lease
 from tests.support.postgres_server import PASSWORD, USER, PostgresServer
 from tests.support.processes import eventually, running
-
-psycopg = pytest.importorskip("psycopg", reason="requirements.lock has a new package: run make setup")
-
-from hypaware.state import lake_lease  # noqa: E402
 
 _OWNER = """
 import sys

@@ -13,21 +13,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import psycopg
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from hypaware.errors import StateError
 from hypaware.home import Home
-from hypaware.state import flushes
+from hypaware.state import flushes, lake_lease
+from hypaware.state.postgres_database import LEASE_LOST_SQLSTATE, PostgresDatabase, lock_number
 from hypaware.state.store import StateStore
 from tests.support.postgres_server import PASSWORD, USER, PostgresServer
 from tests.support.processes import eventually, kill, running
-
-psycopg = pytest.importorskip("psycopg", reason="requirements.lock has a new package: run make setup")
-
-from hypaware.state import lake_lease  # noqa: E402
-from hypaware.state.postgres_database import LEASE_LOST_SQLSTATE, PostgresDatabase, lock_number  # noqa: E402
 
 _LAKE, _CATALOG, _TABLE = "lake", "hyp", "hypaware.messages"
 _SHORT, _LONG = 0.2, 3600.0

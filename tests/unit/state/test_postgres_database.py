@@ -12,15 +12,12 @@ import pytest
 
 from hypaware.errors import Retryable, StateError
 from hypaware.home import Home
+from hypaware.state.postgres_database import PostgresDatabase, translate
 from hypaware.state.store import StateStore
 from tests.support.ports import FreePort
 from tests.support.postgres_server import PASSWORD, USER, PostgresServer, postgres_server
 from tests.support.processes import kill, running, succeed
 from tests.support.state_database import OPEN_STORE, describe, make_database
-
-psycopg = pytest.importorskip("psycopg", reason="requirements.lock has a new package: run make setup")
-
-from hypaware.state.postgres_database import PostgresDatabase, translate  # noqa: E402
 
 _WRITE_SLOWLY = (
     OPEN_STORE
