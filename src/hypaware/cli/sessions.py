@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypaware.cli import output
 from hypaware.cli.index_reader import note_no_match, open_for_reading
+from hypaware.text import format_count
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -54,7 +55,7 @@ def show_sessions(filters: Filters, errors: bool, grep: str | None, sort: str, l
         if not shown and index.progress is None:
             note_no_match(index, filters)
         elif len(found) > len(shown) and not output.wants_json():
-            output.note(f"only {len(shown):,} sessions are shown; to see all: --limit 0")
+            output.note(f"showing only {format_count(len(shown), 'session')}; to see all: --limit 0")
 
 
 def _columns(index: Index, found: list[Session], zone: ZoneInfo, on_terminal: bool) -> list[TextColumn]:

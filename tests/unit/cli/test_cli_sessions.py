@@ -106,7 +106,7 @@ def test_on_a_terminal_a_long_list_says_that_it_was_cut(hyp: Run, monkeypatch: p
     code, out, err = hyp("sessions", "--limit", "1")
 
     assert (code, len(out.splitlines())) == (0, 2)
-    assert err == "only 1 sessions are shown; to see all: --limit 0\n"
+    assert err == "showing only 1 session; to see all: --limit 0\n"
 
 
 def test_a_list_without_a_match_says_which_filter_matches_nothing(hyp: Run) -> None:
