@@ -150,6 +150,7 @@ def _create(home: Home, with_text: bool) -> None:
             for statement in TABLES:
                 connection.execute(statement)
             write_meta(connection, "text", int(with_text))
+            write_meta(connection, "id", secrets.token_hex(8))
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version={VERSION}")
             connection.execute("COMMIT")

@@ -63,6 +63,8 @@ class Index:
         self._open()
 
     connection: sqlite3.Connection
+    id: str | None
+    """Another one after the index was built again: its numbers of sessions and messages then mean something else."""
     progress: float | None
     """The part of the lake's rows that is indexed while the index is being built, otherwise None."""
     hides_sessions: bool
@@ -112,6 +114,7 @@ class Index:
             connection.execute("BEGIN")
             if not meta.is_current(connection):
                 raise sqlite3.DatabaseError("it is not an index of this version")
+            self.id = meta.read_meta(connection, "id")
             self.progress = meta.progress_of(connection)
             connection.create_function("machines_of", 1, self._list_machines, deterministic=True)
             hidden = self._find_hidden(connection) if self._find_hidden else ()

@@ -68,6 +68,7 @@ class _Viewer:
 class _Watched:
     session_id: str
     number: int
+    index_id: str | None
     arrivals: Arrivals
     viewers: list[_Viewer] = field(default_factory=list)
     index_state: tuple[object, ...] = ()
@@ -192,7 +193,8 @@ class LiveSessions:
             return
         each = watched.get(viewer.session_id)
         if each is None:
-            each = watched[viewer.session_id] = _Watched(viewer.session_id, number, Arrivals(index, session=number))
+            arrivals = Arrivals(index, session=number)
+            each = watched[viewer.session_id] = _Watched(viewer.session_id, number, index.id, arrivals)
             self._note_recent(index, each)
         each.viewers.append(viewer)
         if viewer.since is not None:
@@ -216,17 +218,15 @@ class LiveSessions:
         if again:
             each.index_state, each.looked_at = state, now
         found = each.arrivals.poll(again=again)
-        # A new index has other numbers.
-        row = index.connection.execute(
-            "SELECT session_id, ended_at FROM sessions WHERE id = ?", (each.number,)
-        ).fetchone()
-        if row is None or row[0] != each.session_id:
+        row = index.connection.execute("SELECT ended_at FROM sessions WHERE id = ?", (each.number,)).fetchone()
+        if row is None or index.id != each.index_id:
+            # The browsers connect again and continue after the last message that they have.
             for viewer in each.viewers:
                 viewer.put(None)
             return False
         if found:
             self._send(index, each, [arrival.message for arrival in found], each.viewers)
-        is_running = _is_running(row[1])
+        is_running = _is_running(row[0])
         if is_running != each.is_running or found:
             each.is_running = is_running
             for viewer in each.viewers:

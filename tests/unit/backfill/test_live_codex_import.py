@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def import_codex(home: Home, environment: dict[str, str]) -> Any:
-    return import_history(home, environment, "codex", now="2026-12-01T00:00:00Z").rows
+    return import_history(home, environment, "codex", now=datetime(2026, 12, 1, tzinfo=UTC)).rows
 
 
 def lake(home: Home) -> dict[str, Row]:
