@@ -45,8 +45,11 @@ lint: $(HYP_READY) ## ruff and mypy --strict
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy $(CODE)
 
+# Unit tests wait for processes and disks half of their time, so there are more workers than cores.
+WORKERS := $(shell $(BIN)/python -c 'import os; print(os.cpu_count() * 3 // 2)' 2>/dev/null || echo auto)
+
 unit: $(HYP_READY) ## Tests without a JVM, on all cores
-	$(TESTS) -n auto --dist worksteal tests/unit
+	$(TESTS) -n $(WORKERS) --dist worksteal tests/unit
 
 browser: chromium engine ## Tests of the page in Chromium (installed if missing and possible without a prompt, else skipped)
 	$(TESTS) -n auto --dist loadfile tests/acceptance/page

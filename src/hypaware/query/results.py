@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,10 @@ class QueryResult:
 
 
 def read_result(views: Views, statement: Statement, max_rows: int | None, known: Collection[str]) -> QueryResult:
-    """Check the analyzed plan over the known datasets and run it. Up to `max_rows` + 1 rows are returned."""
+    """Check the analyzed plan over the known datasets and run it. Up to `max_rows` + 1 rows are returned.
+
+    The first batch is read before this returns: Spark reports only then that a table was replaced.
+    """
     session, java = views.session, views.java
     bounds = (statement.limit, None if max_rows is None else max_rows + 1)
     wanted = min((bound for bound in bounds if bound is not None), default=_NO_BOUND)
@@ -55,9 +59,18 @@ def read_result(views: Views, statement: Statement, max_rows: int | None, known:
     schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
     if not schema.names:
         raise HypError("this SELECT has no columns", kind="query_invalid")
-    if wanted <= _FEW_ROWS:
-        return QueryResult(schema, _read_first(session, dataset, schema, wanted))
-    return QueryResult(schema, _read_all(session, dataset, schema))
+    few = wanted <= _FEW_ROWS
+    batches = _read_first(session, dataset, schema, wanted) if few else _read_all(session, dataset, schema)
+    return QueryResult(schema, _prepend(next(batches, None), batches))
+
+
+def _prepend(
+    first: pa.RecordBatch | None, rest: Generator[pa.RecordBatch, None, None]
+) -> Generator[pa.RecordBatch, None, None]:
+    with closing(rest):
+        if first is not None:
+            yield first
+        yield from rest
 
 
 def _limit_plan(java: SparkClasses, statement: Statement, wanted: int, max_rows: int | None) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import SparkContext
 
+    from hypaware.query.results import QueryResult
+
 _POLL_SECONDS = 0.25
+# Rebuilds take much longer than the start of a query, so two in a row during it are hardly possible.
+_ATTEMPTS = 3
+_TABLE_REPLACED = "INCOMPATIBLE_TABLE_CHANGE_AFTER_ANALYSIS"
 
 
 def run_query(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    from hypaware.query import results
-
     sql, format_ = str(args["sql"]), args.get("format", "jsonl")
     max_rows = args.get("max_rows")
     if format_ not in formats.FORMATS or (max_rows is not None and max_rows < 0):
@@ -46,8 +49,7 @@ def run_query(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         with errors.translate_errors(), cancel_with(context, spark.sparkContext), session_views.active():
             statement = guard.parse_statement(session_views.session, sql, known)
             health.check_tables(context.home, statement.datasets)
-            session_views.show(statement.relations)
-            result = results.read_result(session_views, statement, max_rows, known)
+            result = _start_reading(session_views, statement, max_rows, known)
             limited = RowLimit(result.batches, max_rows)
             width, color = args.get("width"), bool(args.get("color"))
             with closing(result.batches):
@@ -62,6 +64,25 @@ def run_query(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     elif format_ == "table":
         context.note(f"{limited.rows} {'row' if limited.rows == 1 else 'rows'} in {seconds:.2f} s")
     return {"rows": limited.rows, "truncated": limited.truncated, "seconds": round(seconds, 3)}
+
+
+def _start_reading(
+    session_views: views.Views, statement: guard.Statement, max_rows: int | None, known: Sequence[str]
+) -> QueryResult:
+    """Read the result up to its first batch. Start again if a rebuild has replaced a table since it was analyzed."""
+    from pyspark.errors import AnalysisException
+
+    from hypaware.query import results
+
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        session_views.show(statement.relations)
+        try:
+            return results.read_result(session_views, statement, max_rows, known)
+        except AnalysisException as error:
+            replaced = (error.getCondition() or "").startswith(_TABLE_REPLACED)
+            if not replaced or not attempts_left:
+                raise
+    raise AssertionError("unreachable")
 
 
 class RowLimit:

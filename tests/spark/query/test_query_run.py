@@ -16,10 +16,13 @@ from hypaware import telemetry
 from hypaware.engine.session import EngineSession
 from hypaware.errors import Cancelled, HypError, UsageError
 from hypaware.home import Home
+from hypaware.home.identity import new_identity
 from hypaware.lake import schema
+from hypaware.lake.spark_table import create_table
 from hypaware.model import datasets
 from hypaware.model.columns import Column, ColumnType
 from hypaware.query import spill
+from hypaware.query.guard import check_analyzed
 from hypaware.query.views import Relation, Views
 from tests.spark.query.conftest import ROWS, insert
 from tests.support.processes import PATIENCE, eventually
@@ -169,6 +172,27 @@ def test_a_large_result_that_is_read_partly_leaves_no_files(spark: SparkSession)
 
     assert len(runner.chunks) == 2
     assert not list(scratch(spark).glob("query-*"))
+
+
+@pytest.mark.parametrize("max_rows", [10, None], ids=["few", "all"])
+def test_a_query_continues_with_a_table_that_was_rebuilt_after_its_analysis(
+    runner: QueryRunner, spark: SparkSession, engine_home: Home, monkeypatch: pytest.MonkeyPatch, max_rows: int | None
+) -> None:
+    analyzed: list[int] = []
+
+    def rebuild_after(*args: Any) -> None:
+        check_analyzed(*args)
+        if not analyzed:
+            spark.sql(f"DROP TABLE {schema.full_table_name(DATASET)} PURGE")
+            create_table(spark, MESSAGES, new_identity(engine_home.root))
+            insert(spark, 0, ROWS)
+        analyzed.append(1)
+
+    monkeypatch.setattr("hypaware.query.results.check_analyzed", rebuild_after)
+
+    report = runner.run(f"SELECT part_id FROM {DATASET} WHERE message_index < 5", format="jsonl", max_rows=max_rows)
+
+    assert (report["rows"], len(analyzed)) == (5, 2)
 
 
 def test_a_query_cancelled_during_planning_does_not_run_to_its_end(spark: SparkSession) -> None:
