@@ -46,7 +46,7 @@ lint: $(HYP_READY) ## ruff and mypy --strict
 	$(BIN)/mypy $(CODE)
 
 # Unit tests wait for processes and disks half of their time, so there are more workers than cores.
-WORKERS := $(shell $(BIN)/python -c 'import os; print(os.cpu_count() * 3 // 2)' 2>/dev/null || echo auto)
+WORKERS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() * 3 // 2)' 2>/dev/null || echo auto)
 
 unit: $(HYP_READY) ## Tests without a JVM, on all cores
 	$(TESTS) -n $(WORKERS) --dist worksteal tests/unit
