@@ -101,6 +101,13 @@ def _coerce_timestamp_text(value: str) -> str:
     return _format_utc(moment, value)
 
 
+def is_canonical_timestamp(text: str) -> bool:
+    try:
+        return _coerce_timestamp_text(text) == text
+    except ValueError:
+        return False
+
+
 def _format_utc(moment: datetime, value: object) -> str:
     if moment.utcoffset() is None:
         raise ValueError(f"time {preview(value)} has no time zone; add Z or an offset")

@@ -52,7 +52,8 @@ class Dataset:
     key_parts: tuple[str, ...] = ()
     """The columns that form the key (joined by #) in rows written before the key column existed."""
     derive: Derive = field(default=lambda _row, _gateway_id: {}, compare=False)
-    """(row, gateway id) -> derived columns, which are filled in if absent and checked if present."""
+    """(row, gateway id) -> derived columns, which are filled in if absent and checked if present. Must not read JSON
+    columns: the row has them as text or as values."""
     retention_days: int | None = None
     """The retention unless the config sets one; None means `retention.default_days`."""
     match_rules: MatchRules | None = field(default=None, compare=False)
