@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from hypaware.engine.jobs import JobContext
 
-from hypaware.engine.jobs import Job, JobContext, import_lock
-from hypaware.errors import HypError
-from hypaware.lake import locks
-
-_JOBS = {
+JOBS = {
     "backup": "hypaware.maintain.backup:run_backup",
     "backfill": "hypaware.backfill.import_job:backfill",
     "flush": "hypaware.lake.flush:run_flush",
@@ -22,15 +18,6 @@ _JOBS = {
     "purge": "hypaware.maintain.purge.run:purge_job",
     "verify": "hypaware.verify:run_verify",
 }
-
-
-def resolve(name: str) -> Job:
-    if name not in _JOBS:
-        raise HypError(f"the engine has no job {name!r}; it may be older than this command", repair="hyp engine stop")
-    module, _, attribute = _JOBS[name].partition(":")
-    with import_lock:
-        job: Job = getattr(import_module(module), attribute)
-    return locks.track_job()(job)
 
 
 def on_open(context: JobContext) -> None:

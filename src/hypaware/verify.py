@@ -32,9 +32,9 @@ from hypaware.lake import dedupe, key_index, links, parquet, prepare, schema, to
 from hypaware.lake.commit import finish_interrupted_flushes
 from hypaware.lake.health import read_recorded_floors
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.locks import commit_lock, maintenance_lock
 from hypaware.lake.row_keys import unpack_keys
 from hypaware.lake.spark_table import SparkLake, SparkTable, dedupe_key_sql, list_stored_datasets
+from hypaware.lake.table import commit_lock, maintenance_lock
 from hypaware.lake.tombstones import SESSION_COLUMN, hash_purged_value
 from hypaware.maintain.apply_settlements import PendingSettlements
 from hypaware.maintain.row_numbers import number_rows

@@ -11,10 +11,6 @@ from typing import Any
 from hypaware.engine.jobs import Job, JobContext
 
 
-def resolve(name: str) -> Job:
-    return _JOBS[name]
-
-
 def on_open(context: JobContext) -> None:
     _write_down(context, f"on_open {context.spark.range(3).count()}")
 
@@ -77,4 +73,4 @@ def _write_down(context: JobContext, line: str) -> None:
         happened.write(f"{line}\n")
 
 
-_JOBS: dict[str, Job] = {"count": count, "hold": hold, "spin": spin, "loop": loop, "look": look}
+JOBS: dict[str, Job] = {"count": count, "hold": hold, "spin": spin, "loop": loop, "look": look}

@@ -20,17 +20,18 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.expressions import And, BooleanExpression, EqualTo, GreaterThan
 
 from hypaware.config import Config, SinkConfig
+from hypaware.engine import jobs as engine_jobs
 from hypaware.engine.session import EngineSession
 from hypaware.export.delivery import DeliveryOptions, Driver
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import DataFile, TableMetadata
-from hypaware.lake import commit, locks, rewrite, schema, snapshots, spark_table
+from hypaware.lake import commit, rewrite, schema, snapshots, spark_table
 from hypaware.lake.build import BuildFailure, BuildResult, OutputPaths
 from hypaware.lake.flush import Flusher
 from hypaware.lake.read import LakeRowReader
 from hypaware.lake.spark_table import SparkLake
-from hypaware.lake.table import NotCommitted, TableChange
+from hypaware.lake.table import NotCommitted, TableChange, commit_lock, maintenance_lock
 from hypaware.maintain import compact, expire
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport, discard_files
 from hypaware.state import flushes
@@ -69,7 +70,7 @@ class Site:
         append(self.home, batch)
 
     def flush(self) -> None:
-        with locks.commit_lock(DATASET, lambda: None):
+        with commit_lock(DATASET, lambda: None):
             Flusher(self.home, self.opened.store, self.lake).flush(MESSAGES, wait=0)
 
     def commit(self, *partitions: tuple[str, int], rows: int = 3, times: int = 1) -> None:
@@ -81,7 +82,7 @@ class Site:
     @contextmanager
     def work(self, **options: Any) -> Iterator[MaintenanceContext]:
         now = datetime.now(UTC)
-        with locks.track_job(), locks.maintenance_lock(DATASET, lambda: None):
+        with engine_jobs.track_job(), maintenance_lock(DATASET, lambda: None):
             yield MaintenanceContext(
                 self.home, Config(), self.opened.store, self.lake, MESSAGES, now, note=self.notes.append, **options
             )
@@ -202,7 +203,7 @@ def test_flushes_deliveries_and_queries_continue_during_compaction(
         assert report.status == "ok", report
 
     def query() -> None:
-        with locks.track_job():
+        with engine_jobs.track_job():
             counts.append(site.sql(f"SELECT count(content_text) FROM {TABLE}")[0][0])
 
     threads = [

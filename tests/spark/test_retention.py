@@ -13,11 +13,11 @@ import pytest
 
 from hypaware.backfill.import_job import backfill
 from hypaware.config import Config, RetentionConfig
+from hypaware.engine.jobs import track_job
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import schema, snapshots
-from hypaware.lake.locks import track_job
 from hypaware.maintain.jobs import run_maintenance
 from hypaware.state import flushes
 from hypaware.state.home_opener import OpenHome, open_home

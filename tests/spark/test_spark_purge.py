@@ -19,16 +19,18 @@ import pytest
 
 from hypaware.config import Config
 from hypaware.config.schema import SinkConfig
+from hypaware.engine import jobs as engine_jobs
 from hypaware.engine.session import EngineSession
 from hypaware.export.delivery import DeliveryOptions, Driver
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.index.refresh import refresh_index
 from hypaware.index.store import drop_index
-from hypaware.lake import key_index, locks, schema, tombstones
+from hypaware.lake import key_index, schema, tombstones
 from hypaware.lake.flush import Flusher
 from hypaware.lake.read import LakeRowReader
 from hypaware.lake.spark_table import SparkLake, SparkTable
+from hypaware.lake.table import commit_lock
 from hypaware.maintain.purge import table
 from hypaware.maintain.purge.run import purge_job
 from hypaware.maintain.purge.selector import PurgeSelector
@@ -85,19 +87,19 @@ class Context:
         pass
 
     def purge(self, kind: str, *values: str, **options: Any) -> dict[str, Any]:
-        with locks.track_job():
+        with engine_jobs.track_job():
             return purge_job(self, {"kind": kind, "values": list(values), **options})
 
     def flush(self, raw: list[dict[str, Any]]) -> Any:
         append(self.home, raw)
         opened = open_home(self.home)
         lake = SparkLake(self.home, self.spark, opened.identity, lambda: None)
-        with closing(opened.store), locks.track_job(), locks.commit_lock(DATASET, lambda: None):
+        with closing(opened.store), engine_jobs.track_job(), commit_lock(DATASET, lambda: None):
             return Flusher(self.home, opened.store, lake).flush(MESSAGES, wait=0)
 
     def deliver(self) -> None:
         opened = open_home(self.home)
-        with closing(opened.store), locks.track_job():
+        with closing(opened.store), engine_jobs.track_job():
             driver = Driver(opened, self.config, LakeRowReader(self.home), DeliveryOptions(5.0))
             (name,) = self.config.sinks
             report = asyncio.run(driver.deliver(name))
@@ -123,7 +125,7 @@ class Context:
 
     def verify(self, *, deep: bool = False, repair: bool = False) -> dict[str, str]:
         """Run `hyp verify` as a whole, and return the details of the checks that fail."""
-        with locks.track_job():
+        with engine_jobs.track_job():
             found = run_verify(self, {"deep": deep, "repair": repair, "accept_rollback": False})
         return {each["name"]: each["detail"] for each in found["checks"] if not each["ok"]}
 
@@ -234,7 +236,7 @@ def test_flushes_deliveries_and_queries_continue_during_purges(
         return round_
 
     def count_rows(_: int) -> None:
-        with locks.track_job():
+        with engine_jobs.track_job():
             (row,) = context.sql(f"SELECT count_if(session_id <> '{SECRET}'), count(*) FROM {TABLE}")
             assert row[0] >= 40
 

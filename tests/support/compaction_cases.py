@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from hypaware.config import Config
+from hypaware.engine import jobs as engine_jobs
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import DataFile, TableMetadata
-from hypaware.lake import locks, snapshots
+from hypaware.lake import snapshots
+from hypaware.lake.table import maintenance_lock
 from hypaware.maintain import compact, expire
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
 from hypaware.maintain.task import find_due_datasets
@@ -56,8 +58,8 @@ class SmallFiles:
         with (
             closing(open_home(self.home).store) as store,
             closing(LightLake(self.home)) as lake,
-            locks.track_job(),
-            locks.maintenance_lock(DATASET, lambda: None),
+            engine_jobs.track_job(),
+            maintenance_lock(DATASET, lambda: None),
         ):
             arguments = {"note": self.notes.append, **options}
             yield MaintenanceContext(

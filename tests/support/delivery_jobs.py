@@ -22,13 +22,13 @@ from typing import Any
 import pyarrow as pa
 
 from hypaware.engine.jobs import Job, JobContext
-from hypaware.errors import Cancelled, HypError
+from hypaware.errors import Cancelled
 from hypaware.export import sink_registry
 from hypaware.export.delivery import DeliveryOptions, Driver, gather_all, replay_letter
 from hypaware.home import Home
-from hypaware.lake import locks
 from hypaware.lake.flush import FlushReport
 from hypaware.lake.read import LakeRowReader
+from hypaware.lake.table import commit_lock
 from hypaware.maintain import retention
 from hypaware.maintain.context import MaintenanceContext
 from hypaware.maintain.context import MaintenanceReport as Kept
@@ -36,13 +36,6 @@ from hypaware.model import datasets
 from hypaware.state.home_opener import open_home
 from tests.support import light_home
 from tests.support.light_lake import LightLake
-
-
-def resolve(name: str) -> Job:
-    try:
-        return _JOBS[name]
-    except KeyError:
-        raise HypError(f"there is no job {name}") from None
 
 
 def on_open(context: JobContext) -> None:
@@ -80,7 +73,7 @@ def flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
 
 def _flushed(context: JobContext) -> FlushReport:
     """Run one job at a time, as in a real engine."""
-    with locks.commit_lock(light_home.DATASET, context.check_cancelled):
+    with commit_lock(light_home.DATASET, context.check_cancelled):
         return light_home.flush(context.home)
 
 
@@ -154,7 +147,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-_JOBS: dict[str, Job] = {
+JOBS: dict[str, Job] = {
     "export": export, "replay": replay, "flush": flush, "read": read, "maintain": maintain,
     "backfill": backfill,
 }  # fmt: skip

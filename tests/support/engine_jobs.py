@@ -19,13 +19,6 @@ class OddLakeError(errors.LakeError):
     kind = "odd"
 
 
-def resolve(name: str) -> Job:
-    try:
-        return _JOBS[name]
-    except KeyError:
-        raise errors.UsageError(f"there is no job {name}") from None
-
-
 def on_open(context: JobContext) -> None:
     raise AssertionError("these jobs ask for no Spark")
 
@@ -118,7 +111,7 @@ def reach(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     return {"survived": os.getpid()}
 
 
-_JOBS: dict[str, Job] = {
+JOBS: dict[str, Job] = {
     job.__name__: job
     for job in (
         *(echo, talk, surroundings, reach),

@@ -11,10 +11,6 @@ from tests.support import delivery_jobs
 from tests.support.delivery_jobs import on_open as on_open
 
 
-def resolve(name: str) -> Job:
-    return flush if name == "flush" else delivery_jobs.resolve(name)
-
-
 def flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     left = context.home.root / "die-flush"
     if left.exists():
@@ -25,3 +21,6 @@ def flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
             left.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
     return delivery_jobs.flush(context, args)
+
+
+JOBS: dict[str, Job] = {**delivery_jobs.JOBS, "flush": flush}

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from hypaware import __version__, upgrade
+from hypaware.cli.entry import main
 from hypaware.cli.help_pages import find_pages
-from hypaware.cli.main import main
 from hypaware.errors import HypError
 from hypaware.home import Home
 from hypaware.index.store import open_index

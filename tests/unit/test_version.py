@@ -12,8 +12,8 @@ import pytest
 
 import hypaware
 from hypaware import extras
+from hypaware.cli.entry import main
 from hypaware.cli.main import hyp as root
-from hypaware.cli.main import main
 from hypaware.gateway.handover import SERVER_PORT
 from scripts import hatch_build
 from tests.support.source_copy import ROOT, commit_all, git

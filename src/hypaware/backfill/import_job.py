@@ -30,10 +30,9 @@ from hypaware.home.locks import locked
 from hypaware.lake import commit, health, tombstones
 from hypaware.lake.build import BuildSettings
 from hypaware.lake.flush import flush_datasets
-from hypaware.lake.locks import commit_lock
 from hypaware.lake.prepare import plan_build, prepare_flush
 from hypaware.lake.segment_build import PoisonRows
-from hypaware.lake.table import OpenTable
+from hypaware.lake.table import OpenTable, commit_lock
 from hypaware.model.datasets import Dataset
 from hypaware.spool.segments import SegmentUnreadable
 from hypaware.state import flushes, titles

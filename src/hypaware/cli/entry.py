@@ -1,12 +1,19 @@
-"""Start the `hyp` command.
+"""Start the `hyp` command, and run one command: errors, exit codes and output streams, whatever parses its arguments.
 
-This module imports next to nothing, so that Ctrl-C is handled even while the rest of the program is loading.
+This module imports next to nothing, so that Ctrl-C is handled even while the rest of the program is loading, and it
+does not import click: reading commands start without it (see `hypaware.cli.reader_arguments`).
 """
 
 from __future__ import annotations
 
 import os
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import click
 
 _READING = ("sessions", "usage", "overview", "search")
 
@@ -26,8 +33,6 @@ def run() -> int:
     try:
         if sys.argv[1:2] and sys.argv[1] in _READING and (code := _read_plainly(sys.argv[1:])) is not None:
             return code
-        from hypaware.cli.main import main
-
         return main()
     except KeyboardInterrupt:
         if "--json" in sys.argv:
@@ -37,13 +42,36 @@ def run() -> int:
         return 130
 
 
+def main(arguments: Sequence[str] | None = None, root: click.Group | None = None) -> int:
+    """Run one command and return the exit code of the process."""
+    import click
+
+    from hypaware.cli import output
+    from hypaware.cli.main import hyp
+
+    root, args = root or hyp, list(sys.argv[1:] if arguments is None else arguments)
+    if "_HYP_COMPLETE" in os.environ:
+        root.main(args, prog_name="hyp")
+
+    def call() -> object:
+        try:
+            with root.make_context("hyp", args) as context:
+                reopen_addresses(args)
+                return root.invoke(context)
+        except click.exceptions.Exit as stop:
+            return stop.exit_code
+
+    output.reset()
+    return run_command(args, call)
+
+
 def _read_plainly(args: list[str]) -> int | None:
     """Run a reading command without click, whose import takes longer than most answers. None if click must parse."""
     import gc
 
     # The process ends soon: what is imported now is needed until then.
     gc.disable()
-    from hypaware.cli import invocation, output, reader_arguments
+    from hypaware.cli import output, reader_arguments
 
     given = reader_arguments.parse_plainly(args)
     if given is None:
@@ -52,7 +80,71 @@ def _read_plainly(args: list[str]) -> int | None:
     output.reset(as_json=given.pop("as_json"))
 
     def call() -> None:
-        invocation.reopen_addresses(args)
+        reopen_addresses(args)
         reader_arguments.run_reading_command(args[0], given)
 
-    return invocation.run_command(args, call)
+    return run_command(args, call)
+
+
+def run_command(args: Sequence[str], call: Callable[[], object]) -> int:
+    """Run a command and return the exit code of the process. `call` returns an int if its exit code is its result."""
+    import io
+
+    from hypaware import telemetry
+    from hypaware.cli import output
+    from hypaware.home import Home
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    # Even if the arguments cannot be parsed, the error must be JSON if `--json` was given.
+    as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
+    try:
+        try:
+            telemetry.configure(Home.from_environment().telemetry)
+            result = call()
+            code = result if isinstance(result, int) else 0
+        except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, BrokenPipeError) and _reader_is_gone():
+                raise
+            code = output.show_error(error, as_json)
+        # Detect a closed output here rather than during the shutdown of the interpreter.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return code
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            output.note(f"error: cannot write the result: {error.strerror}")
+        # Discard buffered output, so that closing the streams cannot fail again.
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(null, stream.fileno())
+        os.close(null)
+        return 1
+    finally:
+        output.reset()
+
+
+def reopen_addresses(args: Sequence[str]) -> None:
+    """Let an attached client that calls a closed address work again, whatever command is run."""
+    from hypaware.cli import output
+    from hypaware.home import Home
+
+    home = Home.from_environment()
+    if args[:1] in (["hook"], ["daemon"], ["server"]) or args[:2] == ["client", "detach"]:
+        return  # they open the address themselves, or it is not needed any more
+    if any((home.root / "clients").glob("*/attach.json")) and not home.backup_note.exists():
+        from hypaware.cli import client
+
+        for message in client.reopen_addresses(home):
+            output.warn(message)
+
+
+def _reader_is_gone() -> bool:
+    """Return whether our own output is closed, as in `hyp … | head`, rather than a pipe to a dead engine."""
+    import select
+
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        poll.register(stream.fileno(), 0)
+    return bool(poll.poll(0))

@@ -1,20 +1,15 @@
-"""The root of the `hyp` command: the list of its commands, and how one of them is run.
+"""The root of the `hyp` command: the list of its commands.
 
 Each command is a click command in the module that `TABLE` names. It prints through `output`, raises `HypError` (or
 `output.PartialFailure`) when it fails, and returns an int if its exit code is part of its result. Errors are reported
-by `hypaware.cli.invocation` and nowhere else.
+by `hypaware.cli.entry` and nowhere else.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Sequence
-
 import click
 
 from hypaware import __version__
-from hypaware.cli import invocation, output
 from hypaware.cli.command import CommandEntry, RootGroup
 
 TABLE = (
@@ -68,21 +63,3 @@ TABLE = (
 @click.version_option(__version__, prog_name="hyp", message="%(prog)s %(version)s")
 def hyp() -> None:
     """Record the sessions of your AI agents in a lakehouse on your own machine, and query them with SQL."""
-
-
-def main(arguments: Sequence[str] | None = None, root: click.Group = hyp) -> int:
-    """Run one command and return the exit code of the process."""
-    args = list(sys.argv[1:] if arguments is None else arguments)
-    if "_HYP_COMPLETE" in os.environ:
-        root.main(args, prog_name="hyp")
-
-    def call() -> object:
-        try:
-            with root.make_context("hyp", args) as context:
-                invocation.reopen_addresses(args)
-                return root.invoke(context)
-        except click.exceptions.Exit as stop:
-            return stop.exit_code
-
-    output.reset()
-    return invocation.run_command(args, call)

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from hypaware.engine import launcher
 from hypaware.engine.client import ATTEMPTS
 from hypaware.engine.jobs import OnEvent, ignore_events
-from hypaware.engine.launcher import Engine, NotAccepted, call_job, job_request
+from hypaware.engine.launcher import Engine, NotAccepted, call_job
 from hypaware.engine.protocol import JobConnection
 from hypaware.errors import Cancelled, HypError, Retryable
 
@@ -165,14 +165,13 @@ async def run_cancellable_job(
     connections: list[JobConnection] = []
 
     def run() -> dict[str, Any]:
-        request = job_request(name, args)
         for _ in range(ATTEMPTS):
             with launcher.ensure_engine(engine, on_event) as connection:
                 connections.append(connection)
                 # Check after adding the connection: a cancellation sets the event first, then uses the connection.
                 if not cancelled.is_set():
                     with suppress(NotAccepted):
-                        return call_job(connection, request, on_event)
+                        return call_job(connection, name, args, on_event)
             if cancelled.is_set():
                 raise Cancelled(f"{name} was cancelled")
         raise Retryable(

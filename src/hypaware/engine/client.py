@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypaware.engine import launcher
 from hypaware.engine.jobs import OnEvent, ignore_events
-from hypaware.engine.launcher import Engine, HandedOver, NotAccepted, call_job, job_request
+from hypaware.engine.launcher import Engine, HandedOver, NotAccepted, call_job
 from hypaware.errors import Cancelled, NotReady, Retryable, UsageError
 from hypaware.home import Home
 from hypaware.home.locks import is_locked, lock_holder, signal_holder
@@ -41,7 +41,6 @@ def run_job(
 ) -> dict[str, Any]:
     """Run a job and return its result. Raise its error, or Cancelled after Ctrl-C. Events are passed on this thread."""
     engine = engine or Engine(home)
-    request = job_request(name, args)
     chosen = os.environ.get("HYP_ENGINE", "")
     if chosen not in ("", "inline"):
         raise UsageError(f'HYP_ENGINE={chosen} is invalid; set it to "inline" or unset it')
@@ -51,9 +50,9 @@ def run_job(
                 if chosen == "inline":
                     from hypaware.engine import inline
 
-                    return inline.run_inline(engine, config, request, on_event)
+                    return inline.run_inline(engine, config, name, args, on_event)
                 with launcher.ensure_engine(engine, on_event) as connection:
-                    return call_job(connection, request, on_event)
+                    return call_job(connection, name, args, on_event)
     except KeyboardInterrupt:
         raise Cancelled(f"{name} was cancelled") from None
     raise _never_accepted(home, name)
@@ -83,11 +82,10 @@ def start_engine(
 ) -> dict[str, Any]:
     """Start the engine if it is not running, and open Spark in it, so that the next job starts fast."""
     engine = engine or Engine(home)
-    request = {"type": "job", "job": "warm", "args": {}}
     for _ in range(ATTEMPTS):
         with suppress(NotAccepted):
             with launcher.ensure_engine(engine, on_event) as connection:
-                call_job(connection, request, on_event)
+                call_job(connection, "warm", {}, on_event)
             return engine_status(home)
     raise _never_accepted(home, "warm")
 

@@ -23,7 +23,7 @@ from hypaware.engine import launcher
 from hypaware.engine.jobs import OnEvent
 from hypaware.engine.lake_owner import LakeOwner, SparkHandle, on_open_step, start_spark
 from hypaware.engine.launcher import HandedOver, call_job
-from hypaware.engine.protocol import JobConnection, Message, is_same_version
+from hypaware.engine.protocol import JobConnection, is_same_version
 from hypaware.engine.server import LOG_FORMAT, JobServer, log
 from hypaware.home import Home, durable_files
 
@@ -44,13 +44,13 @@ class InlineEngine:
         self._server = JobServer(home, jobs, lambda: self.config, self.lake_owner, launcher.engine_log(home))
         self._log = _LogFile(home)
 
-    def run(self, request: Message, on_event: OnEvent) -> dict[str, Any]:
+    def run(self, job: str, args: dict[str, Any], on_event: OnEvent) -> dict[str, Any]:
         """Run a job. Raise HandedOver if it must be sent to the engine instead."""
         client_end, server_end = socket.socketpair()
         with JobConnection(client_end) as connection:
             self._server.attach(server_end)
             connection.receive()
-            return call_job(connection, request, on_event)
+            return call_job(connection, job, args, on_event)
 
     def close(self) -> None:
         self._server.drain(grace=0.0, cancel_seconds=0.0)
@@ -88,7 +88,9 @@ class _LogFile(logging.FileHandler):
 _current: InlineEngine | None = None
 
 
-def run_inline(engine: launcher.Engine, config: Config, request: Message, on_event: OnEvent) -> dict[str, Any]:
+def run_inline(
+    engine: launcher.Engine, config: Config, job: str, args: dict[str, Any], on_event: OnEvent
+) -> dict[str, Any]:
     """Run a job, in the engine of the home if one is running. Close Spark and raise HandedOver if one has started."""
     global _current
     # An engine would wait forever for a lake that this process owns.
@@ -98,7 +100,7 @@ def run_inline(engine: launcher.Engine, config: Config, request: Message, on_eve
         with connection:
             if is_same_version(greeting):
                 close_inline()
-                return call_job(connection, request, on_event)
+                return call_job(connection, job, args, on_event)
             launcher.ask_to_stop(connection)
     if _current is None or _current.home != engine.home:
         close_inline()
@@ -106,7 +108,7 @@ def run_inline(engine: launcher.Engine, config: Config, request: Message, on_eve
         _current = InlineEngine(engine.home, config, engine.jobs)
     _current.config = config
     try:
-        return _current.run(request, on_event)
+        return _current.run(job, args, on_event)
     except HandedOver:
         close_inline()
         raise

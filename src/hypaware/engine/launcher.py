@@ -222,21 +222,11 @@ class HandedOver(Exception):
     """Nothing was done here. The job must be sent to the engine that owns the lake."""
 
 
-def job_request(name: str, args: dict[str, Any]) -> Message:
-    return {
-        "type": "job",
-        "job": name,
-        "args": args,
-        "crash_at": os.environ.get("HYP_CRASH_AT"),
-        "run_id": telemetry.dev_run_id(),
-    }
-
-
-def call_job(connection: JobConnection, request: Message, on_event: OnEvent) -> dict[str, Any]:
-    job = request["job"]
+def call_job(connection: JobConnection, job: str, args: dict[str, Any], on_event: OnEvent) -> dict[str, Any]:
+    crash_at, run_id = os.environ.get("HYP_CRASH_AT"), telemetry.dev_run_id()
     with _Interrupts(job) as interrupts:
         try:
-            connection.send(request)
+            connection.send({"type": "job", "job": job, "args": args, "crash_at": crash_at, "run_id": run_id})
         except ConnectionError:
             raise NotAccepted from None
         accepted = False

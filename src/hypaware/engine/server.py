@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypaware import __version__, faults, telemetry
-from hypaware.engine.jobs import Job
+from hypaware.engine.jobs import Job, import_lock, track_job
 from hypaware.engine.lake_owner import LakeOwner, YieldToEngine, engine_died
 from hypaware.engine.protocol import JobConnection, Message, ProtocolError, encode_error, encode_frame, hello_message
 from hypaware.errors import Cancelled, HypError, NotReady
@@ -244,11 +244,17 @@ class JobServer:
         try:
             try:
                 crash_at = request.get("crash_at")
-                with faults.arm(crash_at), telemetry.use_run_id(request.get("run_id")):
+                with faults.arm(crash_at), telemetry.use_run_id(request.get("run_id")), track_job():
                     run.config = self._config()
-                    if (job := _BUILT_IN_JOBS.get(run.name)) is None:
-                        # The module is imported when the first job arrives. Until then the engine stays small.
-                        job = import_module(self._jobs).resolve(run.name)
+                    # Modules are imported when the first job arrives. Until then the engine stays small.
+                    job = _BUILT_IN_JOBS.get(run.name) or import_module(self._jobs).JOBS.get(run.name)
+                    if job is None:
+                        message = f"the engine has no job {run.name!r}; it may be older than this command"
+                        raise HypError(message, repair="hyp engine stop")
+                    if isinstance(job, str):
+                        module, _, attribute = job.partition(":")
+                        with import_lock:
+                            job = getattr(import_module(module), attribute)
                     if crash_at:
                         faults.check_spec(crash_at)
                     result = job(run, request.get("args") or {})

@@ -22,10 +22,9 @@ from hypaware.engine.jobs import JobContext, import_lock
 from hypaware.errors import Cancelled, Retryable
 from hypaware.home import Home, durable_files
 from hypaware.lake import commit
-from hypaware.lake.locks import commit_lock
 from hypaware.lake.prepare import plan_build, prepare_flush
 from hypaware.lake.segment_build import MAX_SHARED_ATTEMPTS, PoisonRows, build_segments
-from hypaware.lake.table import LakeBackend, OpenTable
+from hypaware.lake.table import LakeBackend, OpenTable, commit_lock
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.model.row_counts import RowCounts

@@ -14,8 +14,8 @@ from hypaware.iceberg.metadata import INCARNATION_PROPERTY
 from hypaware.lake import health
 from hypaware.lake.commit import finish_interrupted_flushes
 from hypaware.lake.flush import list_installed
-from hypaware.lake.locks import commit_lock
 from hypaware.lake.spark_table import SparkLake, SparkTable
+from hypaware.lake.table import commit_lock
 from hypaware.model import datasets
 from hypaware.state import flushes, recovery
 from hypaware.state.home_opener import catch_up, open_home

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 
+from hypaware.engine import jobs as engine_jobs
 from hypaware.iceberg.metadata import TableMetadata, TableSnapshot
-from hypaware.lake import locks
 
 GRACE_SECONDS = 3_600.0
 # A snapshot is dated before its commit ends: a reader that starts in between gets the previous one.
@@ -24,7 +24,7 @@ _REPLACING_OPERATIONS = ("replace", "overwrite", "delete")
 
 def expiry_horizon(known: TableMetadata, force: bool = False, coming: int = 0) -> float:
     """Return the time from which on every current snapshot is kept. `force` ignores readers outside the engine."""
-    oldest_start = locks.oldest_job_start() - COMMIT_SECONDS
+    oldest_start = engine_jobs.oldest_job_start() - COMMIT_SECONDS
     if force:
         return oldest_start
     grace = GRACE_SECONDS if len(known.snapshots) + coming <= CROWDED_SNAPSHOTS else _CROWDED_GRACE_SECONDS

@@ -1,20 +1,38 @@
-"""Protocols of a lake and its tables: implemented by Spark and Iceberg, and by a lightweight substitute in tests."""
+"""Protocols of a lake and its tables: implemented by Spark and Iceberg, and by a lightweight substitute in tests.
+
+A table has two locks within the one engine that owns the lake. The maintenance lock is held by the one job that
+compacts, retains, expires, purges or rebuilds the table; flushes continue while it is held. The commit lock is held by
+the one job that commits: a flush, or a maintenance job during its commit. A job that needs both acquires the
+maintenance lock first, and stream locks in between.
+
+@ref keeping#turns
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from hypaware.errors import Retryable
-from hypaware.home import Home
-from hypaware.iceberg.metadata import DataFile
-from hypaware.lake.build import BuildFailure, BuildResult, BuiltFile, Task
-from hypaware.lake.key_index import KeyIndex
-from hypaware.model.datasets import Dataset
-from hypaware.state.flushes import Flush
-from hypaware.state.store import StateStore
+
+if TYPE_CHECKING:
+    # The daemon plans maintenance with this module, and must not load Arrow.
+    from hypaware.home import Home
+    from hypaware.iceberg.metadata import DataFile
+    from hypaware.lake.build import BuildFailure, BuildResult, BuiltFile, Task
+    from hypaware.lake.key_index import KeyIndex
+    from hypaware.model.datasets import Dataset
+    from hypaware.state.flushes import Flush
+    from hypaware.state.store import StateStore
+
+_CANCEL_CHECK_SECONDS = 0.2
+_commit_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+_maintenance_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
 class NotCommitted(Retryable):
@@ -89,3 +107,22 @@ class OpenTable:
     dataset: Dataset
     table: LakeTable
     index: KeyIndex
+
+
+def commit_lock(dataset: str, check_cancelled: Callable[[], None]) -> AbstractContextManager[None]:
+    """Hold the commit lock of a dataset's table. Waiting for it can be cancelled."""
+    return _acquire(_commit_locks[dataset], check_cancelled)
+
+
+def maintenance_lock(dataset: str, check_cancelled: Callable[[], None]) -> AbstractContextManager[None]:
+    return _acquire(_maintenance_locks[dataset], check_cancelled)
+
+
+@contextmanager
+def _acquire(mutex: threading.Lock, check_cancelled: Callable[[], None]) -> Iterator[None]:
+    while not mutex.acquire(timeout=_CANCEL_CHECK_SECONDS):
+        check_cancelled()
+    try:
+        yield
+    finally:
+        mutex.release()

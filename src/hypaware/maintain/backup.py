@@ -37,7 +37,8 @@ from hypaware.home.sqlite_readonly import has_table
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import CATALOG, NAMESPACE, CatalogEntry, TableMetadata
 from hypaware.iceberg.relocate import LakeLocations
-from hypaware.lake import health, locks
+from hypaware.lake import health
+from hypaware.lake.table import commit_lock, maintenance_lock
 from hypaware.maintain import backup_folder
 from hypaware.maintain.backup_folder import BackupManifest, FileCopier
 from hypaware.model import datasets
@@ -101,8 +102,8 @@ def run_backup(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         Path(args["to"]),
         context.progress,
         context.check_cancelled,
-        keep_files=lambda: lock_all(locks.maintenance_lock),
-        block_commits=lambda: lock_all(locks.commit_lock),
+        keep_files=lambda: lock_all(maintenance_lock),
+        block_commits=lambda: lock_all(commit_lock),
     )
 
 

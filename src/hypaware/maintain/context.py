@@ -14,13 +14,12 @@ from hypaware.config import Config
 from hypaware.home import Home
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import DataFile, TableMetadata
-from hypaware.lake import locks
+from hypaware.lake.table import LakeBackend, LakeTable, commit_lock
 from hypaware.model.datasets import Dataset
 from hypaware.state.store import StateStore
 
 if TYPE_CHECKING:
     from hypaware.lake.build import BuiltFile
-    from hypaware.lake.table import LakeBackend, LakeTable
 
 
 def ignore(*_: object) -> None:
@@ -47,7 +46,7 @@ class DryRunEffects:
 
 @dataclass(frozen=True)
 class MaintenanceContext:
-    """What a step works on. The caller holds `locks.maintenance_lock`; the commit lock is held only to commit."""
+    """What a step works on. The caller holds `maintenance_lock`; the commit lock is held only to commit."""
 
     home: Home
     config: Config
@@ -83,7 +82,7 @@ class MaintenanceContext:
     @contextmanager
     def lock_table(self) -> Iterator[LakeTable]:
         """Yield the table with exclusive access to change it. The last commit is durable by then."""
-        with locks.commit_lock(self.dataset.name, self.check_cancelled):
+        with commit_lock(self.dataset.name, self.check_cancelled):
             fsync.fsync_commit(self.home, self.dataset.name)
             yield self.lake.table(self.dataset)
 

@@ -25,8 +25,8 @@ from hypaware.errors import LakeError
 from hypaware.home import Home, durable_files
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import CatalogEntry, TableMetadata, TableSnapshot
-from hypaware.lake import health, locks, snapshots
-from hypaware.lake.table import LakeTable
+from hypaware.lake import health, snapshots
+from hypaware.lake.table import LakeTable, commit_lock
 from hypaware.maintain import rebuild
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
 from hypaware.state import flushes
@@ -51,7 +51,7 @@ def expire_dataset(context: MaintenanceContext, report: MaintenanceReport) -> No
     # Files left by a rollback look like orphans, but may be the only copy of their rows.
     health.check_floor(home, name, recorded)
     lock: AbstractContextManager[LakeTable | None] = (
-        locks.commit_lock(name, context.check_cancelled) if context.dry_run else context.lock_table()
+        commit_lock(name, context.check_cancelled) if context.dry_run else context.lock_table()
     )
     with lock as table:
         if table is not None:

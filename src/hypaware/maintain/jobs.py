@@ -19,8 +19,8 @@ from hypaware.errors import Cancelled, HypError
 from hypaware.home import Home
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import DataFile
-from hypaware.lake import locks
 from hypaware.lake.spark_table import SparkLake, list_stored_datasets
+from hypaware.lake.table import maintenance_lock
 from hypaware.maintain import compact, expire, rebuild, retention
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
 from hypaware.model import datasets
@@ -93,7 +93,7 @@ def _steps(args: dict[str, Any]) -> tuple[Any, ...]:
 def run_steps(context: MaintenanceContext, steps: tuple[Any, ...]) -> dict[str, Any]:
     """Run the steps and return the report; a failed step is reported and the next one runs."""
     report, effects = MaintenanceReport(context.dataset.name), context.effects
-    with locks.maintenance_lock(context.dataset.name, context.check_cancelled):
+    with maintenance_lock(context.dataset.name, context.check_cancelled):
         files = _readable_files(context)
         report.files_before, report.bytes_before = len(files), sum(file.bytes for file in files)
         try:

@@ -46,11 +46,11 @@ from hypaware.iceberg.metadata import (
     CatalogEntry,
     TableMetadata,
 )
-from hypaware.lake import dedupe, health, locks, lost_rows
+from hypaware.lake import dedupe, health, lost_rows
 from hypaware.lake.build import BuildFailure, BuildResult, BuiltFile, OutputPaths
 from hypaware.lake.key_index import KeyIndex, is_index_readable
 from hypaware.lake.lost_rows import LostRange
-from hypaware.lake.table import TableChange
+from hypaware.lake.table import TableChange, commit_lock
 from hypaware.maintain import row_numbers
 from hypaware.maintain.compact_plan import split_by_weight
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
@@ -78,7 +78,7 @@ _TASKS_AT_ONCE = 16
 def rebuild_dataset(context: MaintenanceContext, report: MaintenanceReport) -> None:
     with (
         telemetry.span("maintain.rebuild", component="maintain", operation="rebuild", hyp_dataset=context.dataset.name),
-        locks.commit_lock(context.dataset.name, context.check_cancelled),
+        commit_lock(context.dataset.name, context.check_cancelled),
     ):
         inventory = take_inventory(context.home, context.dataset.name)
         if context.dry_run:

@@ -27,9 +27,8 @@ from hypaware.iceberg import metadata
 from hypaware.lake import commit, health
 from hypaware.lake.build import BuildSettings
 from hypaware.lake.flush import flush_datasets
-from hypaware.lake.locks import commit_lock
 from hypaware.lake.prepare import PreparedFlush, plan_build, prepare_flush
-from hypaware.lake.table import LakeBackend, OpenTable
+from hypaware.lake.table import LakeBackend, OpenTable, commit_lock
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.spool.segments import SegmentUnreadable

@@ -18,7 +18,7 @@ import pytest
 
 from hypaware.cli import output
 from hypaware.cli.command import Command, Group, json_option
-from hypaware.cli.main import main
+from hypaware.cli.entry import main
 from hypaware.cli.output import PartialFailure
 from hypaware.errors import Cancelled, HypError, NotReady, UsageError
 from hypaware.home import Home
@@ -256,7 +256,7 @@ SCRIPT = textwrap.dedent(
     import sys, click
     from hypaware.cli.command import Group
     from hypaware.cli import output
-    from hypaware.cli.main import main
+    from hypaware.cli.entry import main
 
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.cli.main import main
+from hypaware.cli.entry import main
 from hypaware.home import Home
 from hypaware.index.schema import VERSION
 from hypaware.state.home_opener import open_home

@@ -9,7 +9,8 @@ import click
 import pytest
 
 from hypaware.cli import output
-from hypaware.cli.main import hyp, main
+from hypaware.cli.entry import main
+from hypaware.cli.main import hyp
 
 Capture = pytest.CaptureFixture[str]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.cli.main import main
+from hypaware.cli.entry import main
 from hypaware.home import Home
 from tests.support.raw_exchanges import EXCHANGES, project_all, recorded, store
 

@@ -25,7 +25,7 @@ HEAVY = (
 def modules_after(*args: str) -> set[str]:
     """Return the heavy modules that a command has imported."""
     script = (
-        "import sys\nfrom hypaware.cli.main import main\n"
+        "import sys\nfrom hypaware.cli.entry import main\n"
         "code = main(sys.argv[1:])\n"
         f"sys.stderr.write(' '.join(name for name in {HEAVY.split()!r} if name in sys.modules))\n"
         "sys.exit(code)"
@@ -50,7 +50,7 @@ ALL = dict(commands(hyp))
 
 def test_help_imports_nothing_heavy_and_no_command() -> None:
     script = (
-        "import sys\nfrom hypaware.cli.main import main\nmain(['--help'])\n"
+        "import sys\nfrom hypaware.cli.entry import main\nmain(['--help'])\n"
         "sys.stderr.write(' '.join(sorted(m for m in sys.modules if m.startswith('hypaware'))))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -93,7 +93,7 @@ def test_the_table_of_commands_agrees_with_the_commands() -> None:
 
 def test_an_alias_runs_the_same_command_and_is_shown_next_to_it(capfd: pytest.CaptureFixture[str]) -> None:
     from hypaware.cli.command import CommandEntry, RootGroup
-    from hypaware.cli.main import main
+    from hypaware.cli.entry import main
 
     table = [CommandEntry("version", "installation:version", "Versions.", aliases=("about",))]
     root = RootGroup("hyp", table=table, examples=["hyp version"])

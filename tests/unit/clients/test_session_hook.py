@@ -196,7 +196,7 @@ def test_a_hook_does_not_wait_long_for_the_lock(home: Home, monkeypatch: pytest.
 def test_the_hook_command_prints_nothing_and_succeeds_for_any_input(
     home: Home, stdin: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from hypaware.cli.main import main
+    from hypaware.cli.entry import main
 
     monkeypatch.setenv("HYP_HOME", str(home.root))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))

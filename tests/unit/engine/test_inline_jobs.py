@@ -135,9 +135,9 @@ def use_spark(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_job_module(monkeypatch: pytest.MonkeyPatch, job: Job) -> str:
-    """Return the name of a module whose only job is this one."""
+    """Return the name of a module whose only job, `echo`, is this one."""
     module = ModuleType("module_with_one_job")
-    vars(module).update(resolve=lambda name: job, on_open=lambda context: None)
+    vars(module).update(JOBS={"echo": job}, on_open=lambda context: None)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return module.__name__
 
@@ -158,7 +158,7 @@ def test_an_inline_job_that_waits_for_the_lake_yields_to_a_new_engine(
             start_engine(engine, monkeypatch)
 
     with pytest.raises(HandedOver):
-        here.run({"type": "job", "job": "any"}, start_when_told_of_the_wait)
+        here.run("echo", {}, start_when_told_of_the_wait)
     assert [event["message"] for event in notes if not isinstance(event, bytes)] == [
         "waiting for another process, which is using the lake"
     ]

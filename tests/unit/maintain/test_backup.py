@@ -22,7 +22,7 @@ from hypaware.export.delivery import DeliveryOptions, Driver
 from hypaware.export.status import SinkReport
 from hypaware.home import Home
 from hypaware.iceberg import metadata
-from hypaware.lake import locks
+from hypaware.lake import table
 from hypaware.lake.read import LakeRowReader
 from hypaware.maintain import backup
 from hypaware.maintain.backup import LockCallback, RestoredHome, restore_home
@@ -536,7 +536,7 @@ def test_flushes_continue_while_tables_are_copied_but_files_are_not_removed(
     copy_table = backup.copy_table
 
     def recording_copy(*args: Any) -> int:
-        locked = [held[DATASET].locked() for held in (locks._commit_locks, locks._maintenance_locks)]
+        locked = [held[DATASET].locked() for held in (table._commit_locks, table._maintenance_locks)]
         unlocked.append((not locked[0], not locked[1]))
         return copy_table(*args)
 
@@ -546,7 +546,7 @@ def test_flushes_continue_while_tables_are_copied_but_files_are_not_removed(
         {"dataset": DATASET, "rows": 20}
     ]
     assert unlocked == [(True, False)]
-    assert not locks._maintenance_locks[DATASET].locked()
+    assert not table._maintenance_locks[DATASET].locked()
 
 
 def test_a_cancelled_backup_leaves_nothing_behind(home: Home, tmp_path: Path) -> None:

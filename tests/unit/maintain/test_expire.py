@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from hypaware.engine import jobs as engine_jobs
 from hypaware.errors import LakeError
 from hypaware.faults import list_crash_points
 from hypaware.home import Home
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import CatalogEntry, TableMetadata, TableSnapshot
-from hypaware.lake import locks, snapshots
+from hypaware.lake import snapshots
 from hypaware.maintain import expire
 from hypaware.state import flushes
 from hypaware.state.home_opener import open_home
@@ -93,8 +94,8 @@ def test_the_snapshot_current_at_the_horizon_stays() -> None:
 
 
 def test_force_keeps_snapshots_that_a_running_job_may_read() -> None:
-    with locks.track_job():
-        began = locks.oldest_job_start()
+    with engine_jobs.track_job():
+        began = engine_jobs.oldest_job_start()
         table_metadata = _metadata_with(10, 5, -1, -2)
         assert snapshots.expiry_horizon(table_metadata, force=True) == began - snapshots.COMMIT_SECONDS
         assert [each.id for each in snapshots.list_expirable(table_metadata, began)] == [0]
@@ -223,7 +224,7 @@ def test_an_earlier_generation_is_removed_when_no_reader_can_use_it(lake: SmallF
     shutil.copytree(location, other)
     lake.expire()
     assert old.is_dir(), "an external reader may have just opened it"
-    with locks.track_job():
+    with engine_jobs.track_job():
         os.utime(old, (time.time() + 5, time.time() + 5))
         lake.expire(force=True)
         assert old.is_dir(), "a job that is already running may read it"

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hypaware.config import Config
-from hypaware.lake import locks, snapshots
+from hypaware.engine import jobs as engine_jobs
+from hypaware.lake import snapshots
 from hypaware.maintain import compact_plan
 from hypaware.maintain.context import MaintenanceContext
 from hypaware.maintain.jobs import STEPS, dry_run_report, run_steps
@@ -39,7 +40,7 @@ class Site:
 
     def dry_run(self, **args: Any) -> dict[str, Any]:
         home = self.lake.home
-        with closing(open_home(home).store) as store, locks.track_job():
+        with closing(open_home(home).store) as store, engine_jobs.track_job():
             document = dry_run_report(home, config(), store, [datasets.get(DATASET)], args, self.now, lambda _: None)
         (found,) = document["datasets"]
         assert isinstance(found, dict)
@@ -47,7 +48,7 @@ class Site:
 
     def run(self, only: str | None = None, force: bool = False) -> dict[str, Any]:
         home = self.lake.home
-        with closing(open_home(home).store) as store, closing(LightLake(home)) as light, locks.track_job():
+        with closing(open_home(home).store) as store, closing(LightLake(home)) as light, engine_jobs.track_job():
             context = MaintenanceContext(home, config(), store, light, datasets.get(DATASET), self.now, force=force)
             return run_steps(context, STEPS[only])
 

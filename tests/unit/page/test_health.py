@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from hypaware.cli.main import main
+from hypaware.cli.entry import main
 from hypaware.gateway import attach_status
 from hypaware.home import Home
 from hypaware.page import health

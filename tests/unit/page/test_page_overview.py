@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from hypaware.cli.main import main
+from hypaware.cli.entry import main
 from hypaware.home import Home
 from hypaware.index.trends import sum_all_tokens
 from hypaware.page.app import make_app

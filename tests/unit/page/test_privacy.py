@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from hypaware import config
-from hypaware.cli.main import main
+from hypaware.cli.entry import main
 from hypaware.home import Home
 from hypaware.page import privacy
 from hypaware.page.app import make_app

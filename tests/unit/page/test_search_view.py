@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
-from hypaware.cli.main import main
+from hypaware.cli.entry import main
 from hypaware.errors import Cancelled
 from hypaware.home import Home
 from hypaware.index.refresh import refresh_index

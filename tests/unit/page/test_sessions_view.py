@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import pytest
 
-from hypaware.cli.main import main
+from hypaware.cli.entry import main
 from hypaware.home import Home
 from hypaware.index.refresh import refresh_index
 from hypaware.index.sessions import sum_tokens

@@ -43,7 +43,7 @@ def hyp(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     """Run a command in this process; return exit code, stdout and stderr."""
 
     def run(*args: str) -> Ran:
-        from hypaware.cli.main import main
+        from hypaware.cli.entry import main
 
         capfd.readouterr()
         code = main(args)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.cli.main import main
+from hypaware.cli.entry import main
 from hypaware.clients import attach, original_install
 from hypaware.clients.claude.attach import ClaudeSettings
 from hypaware.clients.codex.attach import CodexSettings

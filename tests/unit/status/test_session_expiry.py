@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hypaware.cli.main import main
+from hypaware.cli.entry import main
 from hypaware.clients.claude import history
 from hypaware.clients.claude.history import ClaudeHistory
 from hypaware.clients.client import ExpiringProvider

@@ -13,8 +13,8 @@ import click
 import pytest
 
 from hypaware import status
+from hypaware.cli.entry import main
 from hypaware.cli.main import hyp as root
-from hypaware.cli.main import main
 from hypaware.cli.status import StatusStyle, render_status
 from hypaware.home import Home
 from hypaware.status.snapshot import collect_snapshot

@@ -29,9 +29,10 @@ from hypaware.export.stream_locks import lock_stream
 from hypaware.home import Home, durable_files
 from hypaware.home.locks import is_locked
 from hypaware.iceberg import metadata
-from hypaware.lake import locks, prepare, tombstones
+from hypaware.lake import prepare, tombstones
 from hypaware.lake.flush import Flusher
 from hypaware.lake.key_index import KeyIndex
+from hypaware.lake.table import commit_lock
 from hypaware.maintain.purge.context import PurgeContext, PurgeReport, RemovedRows
 from hypaware.maintain.purge.selector import PurgeSelector
 from hypaware.model import datasets
@@ -82,7 +83,7 @@ def flush_spool(context: PurgeContext, report: PurgeReport) -> None:
         if dataset.name in context.damaged:
             continue
         if dataset.name in present or reader.summarize_spool(context.home, dataset.name).segments:
-            with locks.commit_lock(dataset.name, context.check_cancelled):
+            with commit_lock(dataset.name, context.check_cancelled):
                 result = flusher.flush(dataset, context.wait)
             report.spool_rows += result.rows.purged
             report.spool_held += [f"{dataset.name}/{name}" for name in result.still_active]

@@ -24,13 +24,14 @@ from typing import Any
 import pyarrow as pa
 
 from hypaware import faults, telemetry
+from hypaware.engine import jobs as engine_jobs
 from hypaware.engine.jobs import JobContext
 from hypaware.errors import Cancelled, HypError, LakeError
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import CatalogEntry
 from hypaware.index.scrub import scrub_index
-from hypaware.lake import health, key_index, locks, tombstones
+from hypaware.lake import health, key_index, tombstones
 from hypaware.lake.build import BuildFailure, BuildResult, Task
 from hypaware.maintain.purge import copies, search, table, verify
 from hypaware.maintain.purge.context import MAX_HASHES, PurgeContext, PurgedTable, PurgeReport, RemovedRows
@@ -195,8 +196,8 @@ def _clear_scratch(context: PurgeContext) -> None:
     remove the files that no running job can have written.
     """
     now = time.time()
-    locks.wait_for_other_jobs(now, _QUERY_TIMEOUT, context.check_cancelled)
-    latest = min(now, locks.oldest_other_job_start(context.started_at))
+    engine_jobs.wait_for_other_jobs(now, _QUERY_TIMEOUT, context.check_cancelled)
+    latest = min(now, engine_jobs.oldest_other_job_start(context.started_at))
     for pattern in _LEFT_BY_QUERIES:
         for path in (context.home.engine / "tmp").glob(f"spark-*/{pattern}"):
             with suppress(FileNotFoundError):

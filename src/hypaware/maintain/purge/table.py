@@ -21,16 +21,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hypaware import faults
+from hypaware.engine import jobs as engine_jobs
 from hypaware.errors import LakeError, Retryable
 from hypaware.export.stream_locks import lock_stream
 from hypaware.home import durable_files
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import CatalogEntry, DataFile, TableMetadata
-from hypaware.lake import locks, tombstones
+from hypaware.lake import tombstones
 from hypaware.lake.build import BuildFailure, BuiltFile, OutputPaths
 from hypaware.lake.key_index import KeyIndex
 from hypaware.lake.rewrite import RewriteBalance, RewriteTask
-from hypaware.lake.table import LakeTable, TableChange
+from hypaware.lake.table import LakeTable, TableChange, commit_lock, maintenance_lock
 from hypaware.maintain import compact, rebuild
 from hypaware.maintain.apply_settlements import PendingSettlements
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport, discard_files
@@ -72,7 +73,7 @@ def apply_all_settlements(context: PurgeContext, removed_rows: RemovedRows) -> N
     present = {entry.name for entry in metadata.list_tables(context.home)}
     for dataset in datasets.list_all():
         if dataset.match_rules is not None and dataset.name in present - context.damaged:
-            with locks.maintenance_lock(dataset.name, context.check_cancelled):
+            with maintenance_lock(dataset.name, context.check_cancelled):
                 apply_table_settlements(context, dataset, removed_rows)
 
 
@@ -99,7 +100,7 @@ def purge_table(
     context: PurgeContext, dataset: Dataset, tombstone_ids: Sequence[int], removed_rows: RemovedRows
 ) -> PurgedTable:
     purge = _TablePurge(context, dataset, tombstone_ids, removed_rows, PurgedTable(dataset.name))
-    with locks.maintenance_lock(dataset.name, context.check_cancelled):
+    with maintenance_lock(dataset.name, context.check_cancelled):
         apply_table_settlements(context, dataset, removed_rows)
         purge.run()
     return purge.result
@@ -177,7 +178,7 @@ class _TablePurge:
         try:
             with (
                 self._lock_streams({file.source for file in replaced}),
-                locks.commit_lock(name, self.context.check_cancelled),
+                commit_lock(name, self.context.check_cancelled),
             ):
                 fsync.fsync_commit(self.context.home, name)
                 self.removed_rows.copies += copies.list_copies(self.context.store, self._sequences())
@@ -275,9 +276,9 @@ class _TablePurge:
         """Remove the history, even if no row was found: an earlier purge may have been killed before this step."""
         context, home, name = self.context, self.context.home, self.dataset.name
         has_leftovers = self.result.rows or rebuild.find_abandoned(home, name)
-        if has_leftovers and not locks.wait_for_other_jobs(time.time(), _READER_TIMEOUT, context.check_cancelled):
+        if has_leftovers and not engine_jobs.wait_for_other_jobs(time.time(), _READER_TIMEOUT, context.check_cancelled):
             context.note("a running job may read files that are removed now; if it fails, run it again")
-        with locks.commit_lock(name, context.check_cancelled):
+        with commit_lock(name, context.check_cancelled):
             rebuild.clear_unfinished(home, name)
             # Everything that a rebuild left behind is a copy.
             for folder in rebuild.find_abandoned(home, name):
