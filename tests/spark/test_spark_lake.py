@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from hypaware.engine.session import EngineSession
@@ -55,6 +56,11 @@ def opened(engine_home: Home) -> Iterator[OpenHome]:
 def flush(session: EngineSession, opened: OpenHome, dataset: Dataset) -> FlushReport:
     lake = SparkLake(opened.home, session.spark, opened.identity, lambda: None)
     return Flusher(opened.home, opened.store, lake).flush(dataset, wait=0)
+
+
+def by_sequence_and_id(page: pa.Table) -> list[dict[str, Any]]:
+    """Sort the rows of a page: those without a sequence have no order."""
+    return sorted(page.to_pylist(), key=lambda row: (row[SEQ] or 0, row["part_id"]))
 
 
 def test_a_new_table_has_the_designed_schema_and_properties(
@@ -139,6 +145,15 @@ def test_rows_without_a_sequence_are_read_only_on_request(
     legacy = read.read_rows(engine_session.spark, read.ReadRange(DATASET, "claude", include_legacy=True))
     assert plain.column(SEQ).null_count == 0
     assert (legacy.num_rows, legacy.column(SEQ).to_pylist()[:3]) == (6, [None] * 3)
+    entry = metadata.find_table(opened.home, DATASET)
+    assert entry
+    known = metadata.read_metadata(entry.metadata)
+    files = list(metadata.iter_live_files(known))
+    assert read.read_files(DATASET, files, 0, known.floor).rows.to_pylist() == plain.to_pylist()
+    without_spark = read.read_files(DATASET, files, 0, known.floor, include_legacy=True).rows
+    assert without_spark.schema.names == legacy.schema.names
+    assert by_sequence_and_id(without_spark) == by_sequence_and_id(legacy)
+    assert without_spark.column(SEQ).to_pylist() == legacy.column(SEQ).to_pylist()
 
 
 @pytest.mark.hazard(25)

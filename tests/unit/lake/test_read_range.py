@@ -7,6 +7,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from hypaware.config import FlushConfig
@@ -123,7 +124,7 @@ def test_a_file_that_is_rewritten_during_a_read_is_found_in_the_new_metadata(
     append(home, rows(6))
     flush(home)
     looked: list[Any] = []
-    read = lake_read._read_files
+    read = lake_read.read_files
 
     def gone_once(*args: Any) -> lake_read.RowPage:
         if not looked:
@@ -133,7 +134,7 @@ def test_a_file_that_is_rewritten_during_a_read_is_found_in_the_new_metadata(
             raise FileNotFoundError("the file was rewritten and removed")
         return read(*args)
 
-    monkeypatch.setattr(lake_read, "_read_files", gone_once)
+    monkeypatch.setattr(lake_read, "read_files", gone_once)
     assert _seqs(LakeRowReader(home).page(DATASET, "claude", 0, 6)) == [1, 2, 3, 4, 5, 6]
 
 
@@ -146,3 +147,27 @@ def test_a_missing_file_raises_an_error(home: Home) -> None:
         file.path.unlink()
     with pytest.raises(LakeError, match="is missing"):
         LakeRowReader(home).page(DATASET, "claude", 0, 6)
+
+
+def test_a_decoded_page_has_the_values_that_arrow_gives() -> None:
+    """Times are decoded apart from Arrow: before 1970, at both ends, null, and in other units."""
+    moments = ["0001-01-01T00:00:00Z", "1969-12-31T23:59:59.999999Z", None, "9999-12-31T23:59:59.999999Z"]
+    times = [None if each is None else datetime.fromisoformat(each) for each in moments]
+    columns = {
+        SEQ: pa.array([None, 1, 2, 3], pa.int64()),
+        "at": pa.array(times, pa.timestamp("us", "UTC")),
+        "seconds": pa.array(
+            [None, datetime.fromisoformat("1969-12-31T23:59:59Z"), None, None], pa.timestamp("s", "UTC")
+        ),
+        "text": pa.array(["ü☃", None, "", "x"]),
+        "nothing": pa.nulls(4, pa.string()),
+        "flag": pa.array([True, None, False, True]),
+    }
+    table = pa.table(columns)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+    decoded = list(lake_read.decode_page(sink.getvalue().to_pybytes()))
+    assert [{SEQ: seq, **row} for row, seq in decoded] == table.to_pylist()
+    assert decoded[0][0]["at"].tzinfo is not None
+    assert list(lake_read.decode_page(b"")) == []
