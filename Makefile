@@ -21,7 +21,7 @@ HYP_READY := $(VENV)/.hyp-ready
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup engine chromium demo check test forget-flaky lint unit browser spark acceptance real-clients soak
-.PHONY: bench screenshots docs dist dist-check examples lock clean
+.PHONY: bench report screenshots docs dist dist-check examples lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ soak: engine ## The randomised tests, much longer (SOAK=25 times), and every kil
 
 bench: engine ## Measure against the targets of docs/performance.md
 	@$(BIN)/python -m bench.run
+
+report: engine ## Measure everything, next to agentsview and ccusage, and write docs/report.md (an hour; REPORT="--scale 0.2 --only peers")
+	@$(BIN)/python -m bench.report $(REPORT)
 
 screenshots: chromium ## Renew the pictures of the page in docs/images, from a made-up history
 	@$(BIN)/python -m scripts.screenshots

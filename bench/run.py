@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench import compaction, delivery, executors, gateway, history, index, purge, retention, setup
@@ -117,36 +118,52 @@ def temporary_bench(rows: int) -> Iterator[Bench]:
             bench.stop_engine()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measures against the targets of docs/performance.md.")
+@dataclass(frozen=True)
+class Options:
+    rows: int
+    scale: float
+    large: bool
+    folder: Path | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=100_000, help="rows of the large flushes")
     parser.add_argument("--scale", type=float, default=1.0, help="of the history to import; 1 is 500 MB")
     parser.add_argument("--large", action="store_true", help="lakes of 10 million rows instead of one")
     parser.add_argument("--folder", type=Path, help="where made-up histories are kept for the next time")
-    args = parser.parse_args()
-    print("| work | target | measured | |\n|---|---|---|---|", flush=True)
-    with temporary_bench(args.rows) as bench:
+
+
+def everyday(options: Options, _: Path) -> Iterator[Measured]:
+    with temporary_bench(options.rows) as bench:
         for measure in (startup, appending, flushing, counting):
-            for found in measure(bench):
-                print(found.line(), flush=True)
-    with tempfile.TemporaryDirectory(prefix="hyp-history-") as folder:
-        for found in history.measure(args.folder or Path(folder), args.scale):
-            print(found.line(), flush=True)
-        for found in index.measure(args.folder or Path(folder), args.scale):
-            print(found.line(), flush=True)
-        for found in executors.measure(args.folder or Path(folder), args.scale):
-            print(found.line(), flush=True)
-    with tempfile.TemporaryDirectory(prefix="hyp-delivery-") as folder:
-        for found in delivery.measure(Path(folder), args.large):
-            print(found.line(), flush=True)
-    with tempfile.TemporaryDirectory(prefix="hyp-keeping-") as folder:
-        for found in keeping(Path(folder), 10_000_000 if args.large else 1_000_000):
-            print(found.line(), flush=True)
-    with tempfile.TemporaryDirectory(prefix="hyp-setup-") as folder:
-        for found in setup.measure(args.folder or Path(folder), args.scale):
-            print(found.line(), flush=True)
-    with tempfile.TemporaryDirectory(prefix="hyp-gateway-") as folder:
-        for found in gateway.measure(Path(folder)):
+            yield from measure(bench)
+
+
+SECTIONS: dict[str, Callable[[Options, Path], Iterator[Measured]]] = {
+    "everyday": everyday,
+    "import": lambda options, folder: history.measure(options.folder or folder, options.scale),
+    "index": lambda options, folder: index.measure(options.folder or folder, options.scale),
+    "executors": lambda options, folder: executors.measure(options.folder or folder, options.scale),
+    "delivery": lambda options, folder: delivery.measure(folder, options.large),
+    "keeping": lambda options, folder: keeping(folder, 10_000_000 if options.large else 1_000_000),
+    "setup": lambda options, folder: setup.measure(options.folder or folder, options.scale),
+    "gateway": lambda options, folder: gateway.measure(folder),
+}
+"""What is measured, in this order. Each section gets an empty folder."""
+
+
+def measure_section(name: str, options: Options) -> Iterator[Measured]:
+    with tempfile.TemporaryDirectory(prefix=f"hyp-{name}-") as folder:
+        yield from SECTIONS[name](options, Path(folder))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measures against the targets of docs/performance.md.")
+    add_arguments(parser)
+    options = Options(**vars(parser.parse_args()))
+    print("| work | target | measured | |\n|---|---|---|---|", flush=True)
+    for name in SECTIONS:
+        for found in measure_section(name, options):
             print(found.line(), flush=True)
     print("\nCold start, against plain Spark:\n", flush=True)
     subprocess.run([sys.executable, ROOT / "bench" / "cold_start.py"], check=True)
