@@ -6,6 +6,8 @@ has its own range of sequences, and its rows and its checkpoint are committed to
 
 A provider that fails does not stop the others; only one that breaks its contract stops its whole import. Committed rows
 stay committed. An interrupted source stays due, and the key index keeps its rows from being written twice.
+
+@ref walks#backfill
 """
 
 from __future__ import annotations

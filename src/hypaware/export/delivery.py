@@ -4,6 +4,8 @@
 sends a dead letter again: the same chunk under the same id, so that it arrives once.
 
 Delivery runs on an event loop of its own while Spark stays on the thread that the engine gave the job.
+
+@ref walks#export
 """
 
 from __future__ import annotations

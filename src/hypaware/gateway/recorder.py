@@ -10,7 +10,7 @@ directory (directory 0700, file 0600, random name), which a single thread writes
 is exhausted, or a body exceeds `RecorderLimits.body_size`, the buffer stops: the body is incomplete, and the stream
 continues. Spill files need not be durable: a running exchange is lost with its process.
 
-@ref capture#recorder
+@ref capture#recorder @ref walks#live
 """
 
 from __future__ import annotations
