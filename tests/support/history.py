@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ def pin(path: Path, **pinned: Any) -> SourceSnapshot:
     """Return the file as a source; `pinned` sets the imported prefix, the window and other fields."""
     about = path.stat()
     found = SourceSnapshot(path=path, inode=about.st_ino, size=about.st_size, mtime_ns=about.st_mtime_ns)
+    if consumed := pinned.get("consumed"):
+        pinned.setdefault("prefix_hash", hashlib.sha256(path.read_bytes()[:consumed]).hexdigest())
     return replace(found, **pinned)
 
 

@@ -37,9 +37,8 @@ from hypaware.lake.segment_build import PoisonRows
 from hypaware.lake.table import OpenTable, commit_lock
 from hypaware.model.datasets import Dataset
 from hypaware.spool.segments import SegmentUnreadable
-from hypaware.state import flushes, titles
+from hypaware.state import titles
 from hypaware.state.home_opener import open_home
-from hypaware.state.store import StateStore
 from hypaware.text import format_count
 
 BATCH_BYTES = 512 << 20
@@ -143,20 +142,24 @@ def _import_dataset(context: JobContext, request: ImportArguments, report: Impor
     policy = ImportPolicy.from_config(home, context.config)
     opened = open_home(home)
 
+    def load_state() -> ImportState:
+        with opened.store.reading() as connection:
+            return ImportState.load(connection, provider.name, dataset.name)
+
     def on_progress(number: int) -> None:
         context.check_cancelled()
         if number and number % 500 == 0:
             context.progress(f"scanning the history of {provider.name}: {number:,} files")
 
     with closing(opened.store):
-        state = _load_state(opened.store, provider.name, dataset.name)
+        state = load_state()
         found = survey_for_report(report, home, request, dataset, state, policy, on_progress)
         # If nothing is due, Spark is not started.
         if not found.due:
             return
         with commit_lock(dataset.name, context.check_cancelled), locked(home.sources_lock):
             # Another import, or the daemon, may have changed the checkpoints before this one got the lock.
-            current = _load_state(opened.store, provider.name, dataset.name)
+            current = load_state()
             if current.checkpoints != state.checkpoints:
                 found = survey_dataset(home, request, provider.provider, dataset, current, policy)
             progress = ImportProgress(context, report, found)
@@ -167,7 +170,7 @@ def _import_dataset(context: JobContext, request: ImportArguments, report: Impor
                 commit_batches(target, report, found, shared, progress)
                 if any(each.pin for each in current.checkpoints.values()):
                     # What follows the pinned part of these sources.
-                    current = _load_state(opened.store, provider.name, dataset.name)
+                    current = load_state()
                     found = survey_dataset(home, request, provider.provider, dataset, current, policy)
                     commit_batches(target, report, found, shared, ImportProgress(context, report, found))
             trim_snapshots(context, lake.table(dataset), dataset.name)
@@ -199,12 +202,6 @@ def survey_for_report(
         report.held += found.held
         report.emit(found.events)
     return found
-
-
-def _load_state(store: StateStore, provider: str, dataset: str) -> ImportState:
-    with store.reading() as connection:
-        checkpoints = flushes.load_checkpoints(connection, provider, dataset)
-        return ImportState(checkpoints, flushes.highest_recorded_sequence(connection, dataset))
 
 
 @dataclass

@@ -21,7 +21,7 @@ from hypaware.backfill import providers
 from hypaware.backfill.providers import MaterializerRegistry, ProviderFault, ProviderRegistry
 from hypaware.backfill.request import UNRESTRICTED, ImportFilter, ImportPolicy
 from hypaware.backfill.survey import encode_path
-from hypaware.clients.client import ImportItem, InvalidItem, Materializer, ProviderEvent
+from hypaware.clients.client import ImportItem, InvalidItem, Materializer, Provider, ProviderEvent
 from hypaware.clients.reader import SourceChanged, SourceReader, SourceSnapshot
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset, Row, coerce_row, complete_row
@@ -120,9 +120,17 @@ class SourcePiece:
         row_filter = self.context.policy.row_filter()
         try:
             with SourceReader(self.snapshot) as reader:
-                reader.reset_if_rewritten()
-                for item, materializer in self._items(reader, report):
-                    yield from self._item_rows(item, materializer, row_filter, dataset, built, report)
+                provider, materializers = self._find_provider()
+                for raw in provider.read(reader, self.context.environment):
+                    item = providers.validate_yield(raw, provider, materializers)
+                    if isinstance(item, ImportItem):
+                        if item.dataset == self.context.dataset:
+                            report.items += 1
+                            materializer = materializers.get(item.kind)
+                            assert materializer is not None
+                            yield from self._item_rows(item, materializer, row_filter, dataset, built, report)
+                    elif len(report.events) < _MAX_EVENTS:
+                        report.events.append(item)
                 self._add_titles(reader, row_filter, report)
                 checkpoint = self._checkpoint(reader, row_filter)
                 report.skipped.update(reader.skipped)
@@ -139,15 +147,10 @@ class SourcePiece:
         except (Exception, SystemExit) as error:
             report.error = f"{report.path}: {type(error).__name__}: {error}"
         if report.checkpoint is None:
-            built.withdrawn.append(range(self.first_seq, self.first_seq + report.rows))
-            built.rejects = [each for each in built.rejects if each.segment != report.path]
-            report.rows = report.items = report.held = 0
-            report.sessions, report.totals, report.ignored = set(), RowTotals(), Counter()
-            report.titles, report.leaves = [], {}
+            self._withdraw(report, built)
         built.reports.append(report)
 
-    def _items(self, reader: SourceReader, report: SourceReport) -> Iterator[tuple[ImportItem, Materializer]]:
-        """Yield the items of the source for this dataset, each with its materializer."""
+    def _find_provider(self) -> tuple[Provider, MaterializerRegistry]:
         known, materializers = load_registries()
         if (entry := known.get(self.context.provider)) is None:
             # It may have been installed since this worker started.
@@ -157,16 +160,15 @@ class SourcePiece:
         if entry is None:
             message = f"Spark's workers do not know the provider {self.context.provider}"
             raise ProviderFault("provider_error", message)
-        for raw in entry.provider.read(reader, self.context.environment):
-            item = providers.validate_yield(raw, entry.provider, materializers)
-            if isinstance(item, ProviderEvent):
-                if len(report.events) < _MAX_EVENTS:
-                    report.events.append(item)
-            elif item.dataset == self.context.dataset:
-                report.items += 1
-                materializer = materializers.get(item.kind)
-                assert materializer is not None
-                yield item, materializer
+        return entry.provider, materializers
+
+    def _withdraw(self, report: SourceReport, built: SourceResult) -> None:
+        """Withdraw the rows of a source that failed; it stays due."""
+        built.withdrawn.append(range(self.first_seq, self.first_seq + report.rows))
+        built.rejects = [each for each in built.rejects if each.segment != report.path]
+        report.rows = report.items = report.held = 0
+        report.sessions, report.totals, report.ignored = set(), RowTotals(), Counter()
+        report.titles, report.leaves = [], {}
 
     def _item_rows(
         self,

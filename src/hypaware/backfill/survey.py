@@ -11,7 +11,7 @@ import os
 import sqlite3
 import stat
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from hypaware.model.columns import ColumnType, format_timestamp, get_coercer
 from hypaware.model.datasets import Dataset
 from hypaware.state import flushes
 from hypaware.state.flushes import SourceCheckpoint
-from hypaware.state.store import StateStore
+from hypaware.state.store import Connection, StateStore
 
 QUIET_NS = 10 * 60 * 10**9
 UNREADABLE = "unreadable"
@@ -82,6 +82,14 @@ class ImportState:
     recorded: int = 0
     """The highest recorded sequence of the dataset."""
 
+    @classmethod
+    def load(
+        cls, connection: Connection, provider: str, dataset: str, *, committed: Collection[str] = ()
+    ) -> ImportState:
+        """Load it, with the checkpoints of `committed` flushes that are not recorded yet."""
+        checkpoints = flushes.load_checkpoints(connection, provider, dataset, committed=committed)
+        return cls(checkpoints, flushes.highest_recorded_sequence(connection, dataset))
+
 
 def read_import_state(home: Home, provider: str, dataset: str) -> ImportState:
     """Read the state without opening the home or changing anything. Empty if there is no state."""
@@ -95,8 +103,7 @@ def read_import_state(home: Home, provider: str, dataset: str) -> ImportState:
             table = metadata.find_table(home, dataset)
             snapshots = metadata.read_metadata(table.metadata).snapshots if table else ()
             committed = {flush for each in snapshots if (flush := each.summary.get(FLUSH_ID_PROPERTY))}
-            checkpoints = flushes.load_checkpoints(connection, provider, dataset, committed=committed)
-            return ImportState(checkpoints, flushes.highest_recorded_sequence(connection, dataset))
+            return ImportState.load(connection, provider, dataset, committed=committed)
     except sqlite3.Error as error:
         raise StateError(f"cannot read the state {home.state}: {error}", repair="hyp verify --repair") from error
 

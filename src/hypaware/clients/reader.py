@@ -18,7 +18,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -138,15 +138,20 @@ class SourceReader:
         self.size = self.source.size
 
     def __enter__(self) -> SourceReader:
-        self._file = file = open_regular_file(self.source.path)
-        found = os.fstat(file.fileno())
-        is_cut = found.st_size < self.source.size and not is_database(self.source.path)
-        if get_inode(found) != self.source.inode or is_cut:
-            file.close()
-            raise SourceChanged("the file was replaced or truncated after it was pinned")
-        if compressed_content.is_compressed(self.source.path):
-            with file:
+        """Open the source. Start from its beginning if the bytes that earlier imports read have changed."""
+        source, has_lines = self.source, not is_database(self.source.path)
+        self._file = file = open_regular_file(source.path)
+        with ExitStack() as on_failure:
+            on_failure.callback(file.close)
+            found = os.fstat(file.fileno())
+            if get_inode(found) != source.inode or (has_lines and found.st_size < source.size):
+                raise SourceChanged("the file was replaced or truncated after it was pinned")
+            if compressed_content.is_compressed(source.path):
                 self._unpack(file)
+                return self
+            if has_lines and source.consumed and self._hash_prefix(source.consumed) != source.prefix_hash:
+                self._forget_earlier_imports()
+            on_failure.pop_all()
         return self
 
     def _unpack(self, packed: BinaryIO) -> None:
@@ -199,12 +204,6 @@ class SourceReader:
                 merged.append((start, end))
         self.left_out = merged
         return self.source.window if self.left_out else TimeWindow()
-
-    def reset_if_rewritten(self) -> None:
-        """Start from the beginning if the bytes that earlier imports read have changed."""
-        consumed = 0 if is_database(self.source.path) else self.source.consumed
-        if consumed and self._hash_prefix(consumed) != self.source.prefix_hash:
-            self._forget_earlier_imports()
 
     def _hash_prefix(self, size: int) -> str:
         digest = hashlib.sha256()
