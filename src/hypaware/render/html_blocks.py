@@ -8,6 +8,9 @@ are grouped so that a browser lays out only the groups that are visible.
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
@@ -19,8 +22,6 @@ from hypaware.index.messages import Message
 from hypaware.index.parts import prompt_of
 from hypaware.render.edits import DiffLine
 from hypaware.render.facts import describe_turn, describe_usage, to_local
-from hypaware.render.images import image_source
-from hypaware.render.languages import language_of
 from hypaware.render.outline import (
     AgentEnd,
     AgentStart,
@@ -37,7 +38,7 @@ from hypaware.render.outline import (
     readable_thinking,
 )
 from hypaware.render.safe_markdown import to_html
-from hypaware.render.tool_calls import CallSummary, cut_lines, has_failed, result_text, summarize_call
+from hypaware.render.tool_calls import CallSummary, cut_lines, has_failed, language_of, result_text, summarize_call
 from hypaware.render.wrap import escape_block
 from hypaware.text import escape_cell, format_count
 
@@ -48,6 +49,10 @@ _MAX_HINT = 60
 _SIGNS = {"+": "add", "-": "del", "@": "gap", " ": "same"}
 _BAD = ' class="bad"'
 _COMMANDS = ("command", "cmd")
+# Only formats that cannot contain scripts.
+_IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,([A-Za-z0-9+/]+={0,2})")
+_IMAGE_STARTS = {"png": b"\x89PNG\r\n\x1a\n", "jpeg": b"\xff\xd8\xff", "gif": b"GIF8", "webp": b"RIFF"}
+_MAX_IMAGE_CHARACTERS = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,7 @@ class HtmlBlocks:
             case Kind.ERROR:
                 return f'<div class="error"{place}>{self._text(event.part, text, is_bad=True)}</div>\n'
             case Kind.ATTACHMENT:
-                if source := image_source(text):
+                if source := find_image(text):
                     return f'<p class="image"{place}><img src="{source}" alt="{to_line(event.part["type"])}"></p>\n'
                 kept = "" if text else " (its content was not kept)"
                 return f'<p class="dim"{place}>{to_line(event.part["type"])} {to_line(text[:200])}{kept}</p>\n'
@@ -353,6 +358,23 @@ def to_pre(text: str, *, is_bad: bool = False, language: str | None = None) -> s
     if language:
         shown = f'<code class="language-{language}">{shown}</code>'
     return f"<pre{_BAD if is_bad else ''}>{shown}</pre>\n"
+
+
+def find_image(text: str) -> str | None:
+    """Return the text if it is a data URI of an image that can be shown, else None.
+
+    Recorders keep the media type of an image and not its content, so most images cannot be shown.
+    """
+    if not text.startswith("data:image/") or len(text) > _MAX_IMAGE_CHARACTERS:
+        return None
+    found = _IMAGE.fullmatch(text)
+    if found is None:
+        return None
+    try:
+        beginning = base64.b64decode(found[2][:32], validate=True)
+    except binascii.Error:
+        return None
+    return text if beginning.startswith(_IMAGE_STARTS[found[1]]) else None
 
 
 def to_line(text: str) -> str:

@@ -18,6 +18,26 @@ _TELLING = (
 """Arguments that say what a call does, the most telling first."""
 _PATHS = ("file_path", "notebook_path", "path")
 _MAX_SUMMARY = 2000
+_READERS = frozenset({"Read", "read_file", "NotebookRead"})
+_LANGUAGES = {
+    **{"bash": "bash", "sh": "bash", "zsh": "bash", "c": "c", "h": "c", "cpp": "cpp", "cc": "cpp", "hpp": "cpp"},
+    **{"cs": "csharp", "css": "css", "diff": "diff", "patch": "diff", "go": "go", "graphql": "graphql", "ini": "ini"},
+    **{"toml": "ini", "cfg": "ini", "java": "java", "js": "javascript", "mjs": "javascript", "jsx": "javascript"},
+    **{
+        "json": "json",
+        "jsonl": "json",
+        "ipynb": "json",
+        "kt": "kotlin",
+        "less": "less",
+        "lua": "lua",
+        "mk": "makefile",
+    },
+    **{"makefile": "makefile", "md": "markdown", "m": "objectivec", "pl": "perl", "php": "php", "py": "python"},
+    **{"pyi": "python", "r": "r", "rb": "ruby", "rs": "rust", "scss": "scss", "sql": "sql", "swift": "swift"},
+    **{"ts": "typescript", "tsx": "typescript", "vb": "vbnet", "wat": "wasm", "html": "xml", "svg": "xml"},
+    **{"xml": "xml", "yml": "yaml", "yaml": "yaml"},
+}
+"""File suffix → the language as highlighters call it."""
 _SCRIPT_COMMAND = re.compile(r'exec_command\(\s*\{\s*"?cmd"?\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 _DONE = {"completed": "[x]", "in_progress": "[>]"}
 _EXIT_CODE = re.compile(r"^(?:Exit code:?|Process exited with code) ([0-9]+)", re.MULTILINE)
@@ -155,3 +175,12 @@ def _one_line(text: str) -> str:
     cut = text[: _MAX_SUMMARY + 1]
     line = " ".join(cut.split())
     return line if len(text) <= _MAX_SUMMARY else f"{line[:_MAX_SUMMARY]}…"
+
+
+def language_of(part: Mapping[str, Any]) -> str | None:
+    """Return the language of what a tool call reads, or None if it reads no file or one of another language."""
+    args = part["tool_args"]
+    if part["tool_name"] not in _READERS or not isinstance(args, Mapping):
+        return None
+    path = next((args[name] for name in _PATHS if isinstance(args.get(name), str)), "")
+    return _LANGUAGES.get(path.rpartition("/")[2].rpartition(".")[2].lower())
