@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from hypaware.gateway.exchange import RecordedBody, RecordedExchange
+from hypaware.gateway.proxy import LocalPage
 from hypaware.gateway.recorder import ExchangeHandler, RecorderCounts, RecorderLimits
 from hypaware.gateway.routes import Route, Routes
-from hypaware.gateway.server import GatewayServer, LocalPage
+from hypaware.gateway.server import GatewayServer
 from tests.support.processes import PATIENCE
 from tests.support.upstream_stub import UpstreamStub
 

@@ -14,8 +14,8 @@ import pytest
 
 from hypaware.errors import ConfigError, NotReady
 from hypaware.gateway import routes as gateway_routes
+from hypaware.gateway.proxy import open_socket
 from hypaware.gateway.routes import Route, Routes
-from hypaware.gateway.server import open_socket
 from tests.support.live_gateway import ClientConnection, KeptExchanges, LiveGateway, post
 from tests.support.ports import FreePort
 from tests.support.processes import PATIENCE
