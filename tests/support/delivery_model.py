@@ -24,7 +24,7 @@ from unittest import mock
 from hypaware import faults
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.errors import HypError
-from hypaware.export import retry, round, stream_destination
+from hypaware.export import destination_change, retry, round
 from hypaware.export.delivery import DeliveryOptions, Driver, gather_all, replay_letter
 from hypaware.export.sink import (
     Chunk,
@@ -444,7 +444,7 @@ class DeliveryModel:
         if self.lost and self.sink_ability == OPAQUE:
             slot.exempt |= self.before_rebuild
         with self.opened() as opened:
-            stream_destination.adopt(self.home, self.config, opened.store, slot.name)
+            destination_change.adopt(self.home, self.config, opened.store, slot.name)
 
     def _resend(self, slot: Slot) -> None:
         self._deliver(self.config, [slot.name], DeliveryOptions(0.0))
@@ -452,7 +452,7 @@ class DeliveryModel:
         if self.sink_ability == OPAQUE:
             self.may_repeat.setdefault(slot.place, set()).update(self._arrived(slot.place))
         with self.opened() as opened:
-            stream_destination.resend(self.home, self.config, opened.store, slot.name)
+            destination_change.resend(self.home, self.config, opened.store, slot.name)
 
     def _arrived(self, place: Path) -> set[int]:
         return {int(row[0].removeprefix("message-")) for chunk in stored_chunks(place) for row in chunk["rows"]}

@@ -20,7 +20,7 @@ from hypaware.home import Home
 from hypaware.text import format_count, format_duration
 
 if TYPE_CHECKING:
-    from hypaware.export.stream_destination import BindingChange
+    from hypaware.export.destination_change import BindingChange
 
 
 _NO_SINK = (
@@ -131,10 +131,10 @@ def adopt(sink: str, yes: bool) -> None:
     If the delivery record was lost, every row that existed at that moment is treated as delivered. If the home was
     rolled back or copied, the rows that may have arrived are.
     """
-    from hypaware.export import stream_destination
+    from hypaware.export import destination_change
 
     what = f"{sink} continues at the destination in the config. Rows that it has already delivered are not sent again."
-    _rebind(stream_destination.adopt, sink, what, yes)
+    _rebind(destination_change.adopt, sink, what, yes)
 
 
 @export.command("resend", examples=["hyp export resend team", "hyp export resend team --yes"])
@@ -146,13 +146,13 @@ def resend(sink: str, yes: bool) -> None:
 
     If SINK is held because the home was rolled back or copied, only the rows that may have arrived are sent.
     """
-    from hypaware.export import stream_destination
+    from hypaware.export import destination_change
 
     what = (
         f"{sink} sends every row of the lake to the destination in the config, and drops its dead letters. If it is "
         "held because the home was rolled back or copied, it sends the rows that may have arrived instead."
     )
-    _rebind(stream_destination.resend, sink, what, yes)
+    _rebind(destination_change.resend, sink, what, yes)
 
 
 export.add_command(dead_letters)

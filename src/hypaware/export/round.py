@@ -21,10 +21,10 @@ from hypaware import faults, telemetry
 from hypaware.errors import Cancelled, HypError
 from hypaware.export import dead_letter_rows, stream_destination, stream_locks
 from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, call_sink, describe_error, retry_time
-from hypaware.export.rollback import RollbackCheck, hold_inherited
 from hypaware.export.rows import GateReport, PreparedRows, RowSource, cut_chunks, halve_chunk, missing_chunks, to_chunk
 from hypaware.export.sink import ChunkRefused, DestinationDenied, DestinationUnreachable, RangeOverlap
 from hypaware.export.status import StreamReport
+from hypaware.export.stream_destination import RollbackCheck, hold_inherited
 from hypaware.home.identity import Identity
 from hypaware.model import datasets
 from hypaware.state import dead_letters, flushes, mirror, streams

@@ -1,45 +1,61 @@
-"""The destination and the watermark of a stream: resolve them before a round, change them with `adopt` and `resend`.
+"""The destination of a stream, checked in each round: which one it is, and which rows it already has.
 
 A stream is bound to its destination. If its sink now points elsewhere, or its delivery record was lost, the stream is
 held for the user. A missing watermark is read from the destination, under every incarnation that may have delivered.
-`adopt` and `resend` change every known stream of a sink, under their locks and in one transaction, and then write the
-mirror.
+
+`RollbackCheck` detects a home that was rolled back in place, and continues it as a new incarnation. A snapshot of a
+virtual machine, `zfs rollback`, or a backup copied into the existing folder leaves path, inode and machine as they
+were. The home then gives new rows the sequences of rows that it delivered before the rollback. Only a destination can
+tell: under the current incarnation it has a sequence above everything that the state ever planned.
+
+Of the rows above a stream's watermark, some existed before the snapshot and may have arrived, others are new. They are
+*disputed* as far as the destination has their sequences. A destination that drops rows by their dedupe keys receives
+them under the new incarnation. For any other destination the stream is held: `adopt` skips them, `resend` sends them.
+
+A copy of the home that delivers their common backlog first looks the same to the original, and is treated the same.
+
+The question is asked before the first new intent of each round, after the end of the round's rows was read. Rows below
+that end existed before any later snapshot, so a rollback in the middle of the round does no harm.
+
+@ref delivery#rollback
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from hypaware.config import Config
-from hypaware.errors import HypError, Retryable
-from hypaware.export import sink_registry
-from hypaware.export.dead_letter_rows import make_letter
+from hypaware import faults
 from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, call_sink
-from hypaware.export.rows import RowReader, RowSource, cut_chunks
+from hypaware.export.rows import PreparedRows, RowReader, RowSource, cut_chunks
 from hypaware.export.sink import Destination, Sink, StreamCoverage
-from hypaware.export.status import find_address
-from hypaware.export.stream_locks import lock_stream, lock_streams
+from hypaware.export.stream_locks import lock_stream
 from hypaware.home import Home
-from hypaware.home.identity import Identity
+from hypaware.home.identity import Identity, new_incarnation
 from hypaware.model import datasets
-from hypaware.state import dead_letters, flushes, mirror, streams
+from hypaware.state import dead_letters, mirror, streams
+from hypaware.state.home_opener import fork_rolled_back
 from hypaware.state.inherited_segments import inherited_ranges
-from hypaware.state.store import Connection, load_identity
 from hypaware.state.streams import Intent, PlannedChunk, Stream, StreamKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
-    from hypaware.state.store import StateStore
+    from hypaware.state.store import Connection, StateStore
 
 ConfiguredAddresses = Mapping[tuple[str, str], str | None]
 """(sink, dataset) → configured address; None if the kind of sink cannot determine it."""
-StreamChange = Callable[[Connection, Stream], int]
-"""Changes a stream before it is bound to its new address. Returns the number of dead letters dropped."""
+
+_after_fork = faults.crash_point(
+    "export.fork.after-commit", "a home that was rolled back is a new incarnation in the state, not in the mirror"
+)
+_after_mirror = faults.crash_point(
+    "export.fork.after-mirror", "a home that was rolled back is a new incarnation, nothing is sent under it"
+)
 
 
 def resolve_stream(
@@ -225,124 +241,117 @@ def _assume_watermark(store: StateStore, lake: RowReader, identity: Identity, st
 
 
 @dataclass(frozen=True)
-class BindingChange:
-    key: StreamKey
-    previous_address: str
-    address: str
-    watermark: int | None
-    """None: the destination is queried, and rows that it lacks are sent."""
-    previous_hold: str | None
-    letters_dropped: int
+class RollbackCheck:
+    home: Home
+    store: StateStore
+    identity: Identity
+    source: RowSource
+    retries: RetryBudget
 
-    def as_json(self) -> dict[str, object]:
-        return {
-            "dataset": self.key.dataset,
-            "source": self.key.source,
-            "was": self.previous_address,
-            "address": self.address,
-            "watermark": self.watermark,
-            "was_held": self.previous_hold,
-            "letters_dropped": self.letters_dropped,
-        }
-
-
-def adopt(home: Home, config: Config, store: StateStore, sink: str) -> list[BindingChange]:
-    """Continue the streams at the address that the config has now.
-
-    If a removed sink delivered to that address before, its watermarks apply. If the delivery record was lost, every row
-    that existed at that moment is treated as delivered; after a rollback, every row that may have arrived. A chunk that
-    may have arrived and is refused now becomes a dead letter: it is neither lost nor sent under other ids.
-    """
-
-    def change(connection: Connection, stream: Stream) -> int:
-        if stream.held == streams.HELD_OUTCOME_UNKNOWN:
-            intent = streams.load_intent(connection, stream.key)
-            if intent and intent.due:
-                reason = f"it may have arrived before it was refused: {stream.last_error}"
-                dead_letters.add_letter(connection, make_letter(stream.key, intent.due[0], reason), None)
-                streams.finish_unsent_chunk(connection, stream.key, intent.due[0])
-        if stream.held == streams.HELD_ROLLED_BACK:
-            streams.set_history(connection, stream.key, streams.SKIP_DISPUTED)
-        if stream.held == streams.HELD_COPIED:
-            for _, last in inherited_ranges(connection, stream.key.dataset, stream.watermark or 0)[:1]:
-                streams.raise_watermark(connection, stream.key, last)
-        # Only if it is held for this: a destination that can be queried reports what it has.
-        if stream.watermark is None and stream.held == streams.HELD_HISTORY_LOST:
-            high_water = flushes.load_high_water(connection, stream.key.dataset).get(stream.key.dataset, {})
-            identity = load_identity(connection)
-            assert identity is not None
-            # Rows after the last fork are known not to have been sent.
-            skipped_to = min(high_water.get(stream.key.source, 0), identity.incarnation_ranges()[-1].after)
-            streams.raise_watermark(connection, stream.key, skipped_to)
-        return 0
-
-    return _rebind_streams(home, config, store, sink, change, recall=True)
-
-
-def resend(home: Home, config: Config, store: StateStore, sink: str) -> list[BindingChange]:
-    """Restart the streams at the address that the config has now. Pending intents and dead letters are dropped.
-
-    A stream that is held because the home was rolled back or copied continues instead, with all rows above its
-    watermark.
-    """
-
-    def change(connection: Connection, stream: Stream) -> int:
-        if stream.held == streams.HELD_ROLLED_BACK:
-            streams.set_history(connection, stream.key, streams.RESEND_DISPUTED)
-            return 0
-        if stream.held == streams.HELD_COPIED:
-            streams.set_history(connection, stream.key, streams.RESEND_INHERITED)
-            return 0
-        letters = dead_letters.list_stream_letters(connection, stream.key)
-        streams.cancel_intent(connection, stream.key)
-        dead_letters.drop_stream_letters(connection, stream.key)
-        streams.reset_watermark(connection, stream.key)
-        return len(letters)
-
-    return _rebind_streams(home, config, store, sink, change)
-
-
-def _rebind_streams(
-    home: Home, config: Config, store: StateStore, sink: str, change: StreamChange, *, recall: bool = False
-) -> list[BindingChange]:
-    sink_registry.select_sinks(config, [sink])
-    with store.reading() as connection:
-        identity = load_identity(connection)
-    assert identity is not None, "an opened home has an identity"
-    address = sink_registry.sink_address(home, config, identity, sink)
-    for name, other in config.sinks.items():
-        shares_rows = name != sink and set(other.datasets) & set(config.sinks[sink].datasets)
-        if shares_rows and find_address(home, config, identity, name)[0] == address:
-            raise HypError(
-                f"the sink {name} also delivers to {address}: two sinks with one destination would deliver each row "
-                "twice. Nothing was changed",
-                kind="destination_taken",
-                repair="hyp config show",
+    async def require_known_history(self, stream: Stream) -> None:
+        """Raise DeliveryStopped, after the home became a new incarnation, if it was rolled back."""
+        planned = max(stream.planned_to, stream.watermark or 0)
+        highest = await self._highest(stream, self.identity.incarnation, planned)
+        if highest is None or highest <= planned:
+            return
+        if await self._highest(stream, new_incarnation(), planned):
+            raise DeliveryStopped(
+                "destination_contradicts",
+                f"the destination reports rows up to {highest} under an incarnation that never existed: it does not "
+                "keep incarnations apart",
             )
-    with store.reading() as connection:
-        known = streams.list_streams(connection)
-    keys = {stream.key for stream in known if stream.key.sink == sink}
-    # Each stream that is bound elsewhere → the stream of the same rows that was delivered to the address.
-    remembered: dict[StreamKey, StreamKey] = {}
-    for key in keys if recall else ():
-        there = [each for each in known if replace(each.key, sink=sink) == key and each.address == address]
-        if there and all(stream.key != key for stream in there):
-            remembered[key] = max(there, key=lambda stream: stream.watermark or 0).key
-    changes: list[BindingChange] = []
-    with lock_streams(home, keys | set(remembered.values())):
-        with store.transaction() as connection:
-            for key, previous in remembered.items():
-                streams.swap_streams(connection, key, previous)
-            for key in sorted(keys):
-                before = streams.load_stream(connection, key)
-                if before is None:
-                    raise Retryable(f"{key} was renamed at the same time; nothing was changed", kind="stream_renamed")
-                dropped = change(connection, before)
-                streams.bind_stream(connection, key, address, None)
-                streams.release_stream(connection, key)
-                after = streams.load_stream(connection, key)
-                assert after is not None
-                changes.append(BindingChange(key, before.address, address, after.watermark, before.held, dropped))
-        if changes:
-            mirror.write_mirror(home.mirror, store)
-    return changes
+        raise self.fork(stream, highest)
+
+    def fork(self, stream: Stream, highest: int, sent_to: int | None = None) -> DeliveryStopped:
+        """Make the home a new incarnation and return the error that ends the round.
+
+        `sent_to`: drop the rest of the pending intent, of which nothing above this sequence was sent.
+        """
+
+        def change(connection: Connection) -> None:
+            if sent_to is not None:
+                streams.abandon_intent(connection, stream.key, sent_to)
+
+        fork_rolled_back(self.home, self.store, self.identity, change)
+        _after_fork()
+        mirror.write_mirror(self.home.mirror, self.store)
+        _after_mirror()
+        planned = max(stream.planned_to, stream.watermark or 0) if sent_to is None else sent_to
+        return DeliveryStopped(
+            "home_rolled_back",
+            f"the destination has rows up to {highest}, but this home has sent none above {planned}: it was rolled "
+            "back to an earlier state, or a copy of it delivered first. It continues as a new incarnation",
+            repair="hyp export",
+        )
+
+    async def choose_identity(self, stream: Stream, high_water: int) -> Identity:
+        """Return the identity under which the next rows are planned. Raises StreamHeld if only the user can decide."""
+        watermark, fork = stream.watermark or 0, self.identity.incarnation_ranges()[-1].after
+        end = min(fork, high_water)
+        if stream.history not in streams.AFTER_ROLLBACK:
+            return self.identity
+        key = stream.key
+        if watermark < end and self.source.lake.count(key.dataset, key.source, watermark, end):
+            found = [
+                await self._highest(stream, each.incarnation, watermark)
+                for each in self.identity.incarnation_ranges()[:-1]
+                if each.through is not None and each.through > watermark
+            ]
+            arrived = end if None in found else min(end, max((each for each in found if each), default=0))
+            if arrived > max(watermark, min(stream.planned_to, end)):
+                if stream.history == streams.RESEND_DISPUTED or self.source.sink.drops_known_rows():
+                    return self.identity.without_parents()
+                if stream.history == streams.ROLLED_BACK:
+                    raise _hold(stream, watermark, arrived)
+                with self.store.transaction() as connection:
+                    streams.raise_watermark(connection, key, arrived)
+        with self.store.transaction() as connection:
+            streams.set_history(connection, key, streams.NO_HISTORY)
+        return self.identity
+
+    def require_keys(self, stream: Stream, rows: PreparedRows) -> None:
+        """Raise StreamHeld if disputed rows have no dedupe key: the destination would store them again."""
+        if stream.history != streams.ROLLED_BACK:
+            return
+        fork = self.identity.incarnation_ranges()[-1].after
+        keys = rows.row_keys(datasets.get(stream.key.dataset))
+        if any(key is None and seq <= fork for seq, key in zip(rows.seqs, keys, strict=True)):
+            raise _hold(stream, stream.watermark or 0, fork)
+
+    def find_inherited(self, stream: Stream, high_water: int) -> list[tuple[int, int]]:
+        """Return the ranges of undelivered rows that the home had in its spool when it was copied."""
+        if stream.history == streams.RESEND_INHERITED:
+            return []
+        key, after = stream.key, stream.watermark or 0
+        with self.store.reading() as connection:
+            ranges = inherited_ranges(connection, key.dataset, after)
+        count = self.source.lake.count
+        return [
+            (start, last)
+            for start, last in ranges
+            if start < high_water and count(key.dataset, key.source, max(start, after), min(last, high_water))
+        ]
+
+    async def _highest(self, stream: Stream, incarnation: str, above: int) -> int | None:
+        ask = partial(self.source.sink.highest, stream.key, self.identity.gateway_id, incarnation, above)
+        return await self.retries.retry(lambda: call_sink(ask()))
+
+
+def hold_inherited(stream: StreamKey, rows: int) -> StreamHeld:
+    return StreamHeld(
+        streams.HELD_COPIED,
+        f"this home is a copy, and {rows} rows were in its spool when it was copied: the original delivers them too, "
+        f"and the destination cannot drop rows that it has. `hyp export adopt {stream.sink}` skips them, "
+        f"`hyp export resend {stream.sink}` sends them",
+    )
+
+
+def _hold(stream: Stream, watermark: int, arrived: int) -> StreamHeld:
+    sink = stream.key.sink
+    return StreamHeld(
+        streams.HELD_ROLLED_BACK,
+        "this home was rolled back to an earlier state, or a copy of it delivered first. Of its rows from "
+        f"{watermark + 1} to {arrived} it is unknown which ones have arrived, and the destination cannot drop rows "
+        "that it has. "
+        f"`hyp export adopt {sink}` skips these rows, `hyp export resend {sink}` sends them, some perhaps again",
+    )

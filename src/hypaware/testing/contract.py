@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hypaware.config.schema import Config, PrivacyConfig, SinkConfig
-from hypaware.export import stream_destination
+from hypaware.export import destination_change
 from hypaware.export.delivery import DeliveryOptions, Driver, gather_all, replay_letter
 from hypaware.export.sink import SinkType
 from hypaware.export.status import SinkReport
@@ -295,7 +295,7 @@ class SinkContract:
             assert self.can_be_queried
             assert not self.drops_known_rows
             with site.opened() as opened:
-                stream_destination.resend(site.home, site.config, opened.store, SINK)
+                destination_change.resend(site.home, site.config, opened.store, SINK)
             reports.append(site.deliver())
         assert reports[-1].status == "ok", reports[-1].as_json()
         found = Counter(self.arrived_once(here, site.config.sinks[SINK].options))
@@ -333,7 +333,7 @@ class SinkContract:
                     assert not self.can_be_queried
                     assert not self.keeps_ids, "a refusal of the same id means that the destination does not have it"
                     with site.opened() as opened:
-                        stream_destination.adopt(site.home, site.config, opened.store, SINK)
+                        destination_change.adopt(site.home, site.config, opened.store, SINK)
                 Faults(here / "faults").clear()
                 assert {answer["status"] for answer in site.replay_all()} == {"delivered"}
                 self.check(here, site)
@@ -375,11 +375,11 @@ class SinkContract:
             assert elsewhere.deliver().status == "held"
             assert self.arrived(tmp_path, elsewhere.config.sinks[SINK].options) == []
             with elsewhere.opened() as opened:
-                stream_destination.adopt(elsewhere.home, elsewhere.config, opened.store, SINK)
+                destination_change.adopt(elsewhere.home, elsewhere.config, opened.store, SINK)
             assert elsewhere.deliver().status == "ok"
             self.check(tmp_path, elsewhere, without={f"message-{number}" for number in range(12)})
             with elsewhere.opened() as opened:
-                stream_destination.resend(site.home, site.config, opened.store, SINK)
+                destination_change.resend(site.home, site.config, opened.store, SINK)
             assert site.deliver().status == "ok"
             if self.can_be_queried:
                 self.check(tmp_path, site)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hypaware.errors import HypError, Retryable
-from hypaware.export import stream_destination, stream_locks
-from hypaware.export.stream_destination import BindingChange
+from hypaware.export import destination_change, stream_locks
+from hypaware.export.destination_change import BindingChange
 from hypaware.export.stream_locks import lock_stream
 from hypaware.home import Home
 from hypaware.state import streams
@@ -41,13 +41,13 @@ def moved(home: Home, tmp_path: Path) -> DeliveryHome:
 
 def adopt(deliveries: DeliveryHome, sink: str = "archive") -> dict[str, BindingChange]:
     with deliveries.store() as store:
-        found = stream_destination.adopt(deliveries.home, deliveries.config, store, sink)
+        found = destination_change.adopt(deliveries.home, deliveries.config, store, sink)
     return {each.key.source: each for each in found}
 
 
 def resend(deliveries: DeliveryHome, sink: str = "archive") -> dict[str, BindingChange]:
     with deliveries.store() as store:
-        found = stream_destination.resend(deliveries.home, deliveries.config, store, sink)
+        found = destination_change.resend(deliveries.home, deliveries.config, store, sink)
     return {each.key.source: each for each in found}
 
 
@@ -135,7 +135,7 @@ def test_a_killed_adopt_or_resend_is_complete_or_undone_and_can_be_repeated(move
     config = moved.config
 
     def decide() -> None:
-        stream_destination.resend(moved.home, config, store, "archive")
+        destination_change.resend(moved.home, config, store, "archive")
 
     with moved.store() as store:
         assert not run_in_child(decide, crash_at=point)

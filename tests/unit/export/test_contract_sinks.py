@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from hypaware.export.rollback import RollbackCheck
 from hypaware.export.sinks.blob import BLOB
 from hypaware.export.sinks.forward import FORWARD
+from hypaware.export.stream_destination import RollbackCheck
 from hypaware.home import Home
 from hypaware.state.streams import Stream
 from hypaware.testing import contract

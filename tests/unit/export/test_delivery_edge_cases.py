@@ -16,7 +16,7 @@ import pytest
 
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.errors import HypError, Retryable
-from hypaware.export import dead_letter_rows, retry, round, sink_registry, stream_destination, stream_locks
+from hypaware.export import dead_letter_rows, destination_change, retry, round, sink_registry, stream_locks
 from hypaware.export.delivery import DeliveryOptions, Driver, gather_all, replay_letter
 from hypaware.export.round import _WorkAhead
 from hypaware.export.sink import (
@@ -179,7 +179,7 @@ def test_resend_sends_refused_rows_again(case: DeliveryCase, poison: tuple[int, 
     config = case.config(here="there")
     case.commit(9)
     _poisoned(case, config, *poison)
-    stream_destination.resend(case.home, config, case.opened.store, SINK)
+    destination_change.resend(case.home, config, case.opened.store, SINK)
     assert case.deliver(config)[0].status == "ok"
     assert case.arrived("there") == list(range(9))
 
@@ -208,7 +208,7 @@ def test_a_kill_while_holes_are_filled_is_recovered(case: DeliveryCase) -> None:
     config = case.config(here="there")
     case.commit(9)
     _poisoned(case, config, 1, 4)
-    stream_destination.resend(case.home, config, case.opened.store, SINK)
+    destination_change.resend(case.home, config, case.opened.store, SINK)
     assert not run_in_child(lambda: _discarded(case.deliver(config)), "export.ack.after-commit:1")
     assert case.deliver(config)[0].status == "ok"
     assert case.arrived("there") == list(range(9))
@@ -218,11 +218,11 @@ def test_a_large_hole_is_cut_into_chunks(case: DeliveryCase) -> None:
     config = case.config(here="there")
     case.commit(40)
     case.deliver(case.config(here="elsewhere"))
-    stream_destination.adopt(case.home, config, case.opened.store, SINK)
+    destination_change.adopt(case.home, config, case.opened.store, SINK)
     case.commit(3, start=40)
     case.deliver(config)
     assert case.arrived("there") == [40, 41, 42]
-    stream_destination.resend(case.home, config, case.opened.store, SINK)
+    destination_change.resend(case.home, config, case.opened.store, SINK)
     case.deliver(config)
     chunks = FolderDestination(case.folder / "there").chunks()
     assert max(len(chunk["messages"]) for chunk in chunks) == 3
@@ -242,7 +242,7 @@ def test_rows_that_another_home_delivered_after_a_fork_do_not_count_as_ours(case
     sink._store(stray, [])
     case = case.again()
     case.commit(6, start=6)
-    stream_destination.resend(case.home, config, case.opened.store, SINK)
+    destination_change.resend(case.home, config, case.opened.store, SINK)
     assert case.deliver(config)[0].status == "ok"
     assert case.arrived("there") == list(range(12))
     case.opened.store.close()
@@ -275,7 +275,7 @@ def test_adopt_after_a_lost_state_sends_only_newer_rows(case: DeliveryCase) -> N
     case = case.again()
     case.commit(4, start=6)
     assert case.deliver(config)[0].status == "held"
-    stream_destination.adopt(case.home, config, case.opened.store, SINK)
+    destination_change.adopt(case.home, config, case.opened.store, SINK)
     assert case.deliver(config)[0].status == "ok"
     assert case.arrived("there") == list(range(10))
     case.opened.store.close()
@@ -549,7 +549,7 @@ def test_adopt_refuses_a_destination_of_another_sink(case: DeliveryCase) -> None
     case.commit(6)
     case.deliver(case.config(opaque=True, here="there", other="elsewhere"))
     both = case.config(opaque=True, here="there", other="there")
-    for change in (stream_destination.adopt, stream_destination.resend):
+    for change in (destination_change.adopt, destination_change.resend):
         with pytest.raises(HypError, match="the sink here also delivers to"):
             change(case.home, both, case.opened.store, "other")
     case.commit(3, start=6)
@@ -611,7 +611,7 @@ def test_adopt_continues_from_the_watermark_of_a_removed_sink(case: DeliveryCase
     case.commit(3, start=12)
     config = case.config(opaque=True, here="there")
     assert case.deliver(config)[0].status == "held"
-    stream_destination.adopt(case.home, config, case.opened.store, SINK)
+    destination_change.adopt(case.home, config, case.opened.store, SINK)
     assert case.deliver(config)[0].status == "ok"
     assert case.arrived("there") == list(range(15))
 
@@ -625,7 +625,7 @@ def test_adopt_without_a_watermark_queries_the_destination_and_skips_no_row(case
     case = case.again()
     config = case.config(here="elsewhere")
     assert case.deliver(config)[0].status == "held"
-    stream_destination.adopt(case.home, config, case.opened.store, SINK)
+    destination_change.adopt(case.home, config, case.opened.store, SINK)
     assert case.deliver(config)[0].status == "ok"
     assert set(case.arrived("elsewhere")) >= set(range(3, 9))
     case.opened.store.close()

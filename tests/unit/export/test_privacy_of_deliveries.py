@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypaware.config import Config, PrivacyConfig, RedactionConfig, SinkConfig
-from hypaware.export import dead_letter_rows, rows, stream_destination
+from hypaware.export import dead_letter_rows, destination_change, rows
 from hypaware.export.delivery import DeliveryOptions, Driver, replay_letter
 from hypaware.export.status import StreamReport
 from hypaware.home import Home
@@ -102,7 +102,7 @@ class Site:
 
     def resend(self) -> None:
         with closing((opened := open_home(self.home)).store), fault_injection.register_kind(FOLDER):
-            stream_destination.resend(self.home, self.config, opened.store, "ids")
+            destination_change.resend(self.home, self.config, opened.store, "ids")
 
     def dead(self) -> list[str]:
         """Return the message ids of the dead letters that are shown."""

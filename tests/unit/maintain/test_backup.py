@@ -17,7 +17,7 @@ import pytest
 
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.errors import Cancelled, HypError, NotReady
-from hypaware.export import stream_destination
+from hypaware.export import destination_change
 from hypaware.export.delivery import DeliveryOptions, Driver
 from hypaware.export.status import SinkReport
 from hypaware.home import Home
@@ -509,7 +509,7 @@ def test_original_and_copy_deliver_a_common_backlog_once(empty: Home, tmp_path: 
     assert [delivery.deliver(empty).status for _ in range(2)] == ["failed", "held"]
     delivery.check(range(20), range(100, 105))
     with closing(open_home(empty).store) as store, fault_injection.register_kind(FOLDER):
-        stream_destination.adopt(empty, delivery.config, store, "here")
+        destination_change.adopt(empty, delivery.config, store, "here")
     assert delivery.deliver(empty).status == "ok"
     delivery.check(range(25), range(100, 105))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hypaware.config import SinkConfig
-from hypaware.export import stream_destination
+from hypaware.export import destination_change
 from hypaware.home import Home
 from hypaware.state.home_opener import open_home, read_identity
 from hypaware.testing import fault_injection
@@ -59,7 +59,7 @@ def test_a_copy_with_an_unfinished_flush_delivers_no_row_again(tmp_path: Path, c
 
 @pytest.mark.hazard(73)
 @pytest.mark.hazard(97)
-@pytest.mark.parametrize("decision", [stream_destination.adopt, stream_destination.resend])
+@pytest.mark.parametrize("decision", [destination_change.adopt, destination_change.resend])
 def test_a_home_rolled_back_in_place_loses_no_row(tmp_path: Path, decision: Callable[..., object]) -> None:
     """Path, inode and machine are the same, and new rows get the sequences of rows that were delivered before."""
     site = RetentionSite(Home(tmp_path / "home"))
@@ -89,13 +89,13 @@ def test_a_home_rolled_back_in_place_loses_no_row(tmp_path: Path, decision: Call
     (report,) = site.deliver()
     assert report.status == "ok"
     arrived = Counter(destination.arrived())
-    sent = disputed if decision is stream_destination.resend else []
+    sent = disputed if decision is destination_change.resend else []
     assert arrived == Counter(["message-0", "message-1", *undone, *sent, *later])
     assert [each.status for each in site.deliver()] == ["ok"]
 
 
 @pytest.mark.hazard(71)
-@pytest.mark.parametrize("decision", [stream_destination.adopt, stream_destination.resend])
+@pytest.mark.parametrize("decision", [destination_change.adopt, destination_change.resend])
 def test_rows_in_the_spool_of_a_copied_home_do_not_go_out_from_both(
     tmp_path: Path, decision: Callable[..., object]
 ) -> None:
@@ -119,5 +119,5 @@ def test_rows_in_the_spool_of_a_copied_home_do_not_go_out_from_both(
     assert report.status == "ok"
     arrived = Counter(destination.arrived())
     assert all(arrived[message] == 1 for message in ("message-0", "message-1", *later))
-    times = 2 if decision is stream_destination.resend else 1
+    times = 2 if decision is destination_change.resend else 1
     assert all(arrived[each["message_id"]] == times for each in spooled)

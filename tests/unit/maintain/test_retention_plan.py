@@ -14,7 +14,7 @@ from hypaware.backfill.survey import clip_to_retention
 from hypaware.clients.reader import TimeWindow
 from hypaware.config import Config, RetentionConfig
 from hypaware.errors import Cancelled
-from hypaware.export import stream_destination
+from hypaware.export import destination_change
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import DataFile
@@ -234,7 +234,7 @@ def test_a_sink_with_a_new_destination_has_received_nothing_there(site: Retentio
     site.deliver()
     assert site.retain().held[0]["sinks"] == ["team"]
     with closing(open_home(site.home).store) as store:
-        stream_destination.resend(site.home, site.config, store, "team")
+        destination_change.resend(site.home, site.config, store, "team")
     assert site.retain().rows_held == 1
     site.deliver()
     assert site.retain().rows_expired == 1
