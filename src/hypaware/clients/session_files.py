@@ -20,6 +20,7 @@ from hypaware.model.sanitize import to_utc_text
 
 # Quotes inside a string are escaped, so this matches only keys.
 _TIME = re.compile(rb'"(?:timestamp|startTime)"\s*:\s*"([0-9TZ:.+-]{10,40})"')
+_SESSION = re.compile(rb'"sessionId"\s*:\s*"([0-9A-Za-z_-]{1,100})"')
 
 
 def find_files(top: Path, is_session: Callable[[Path], bool]) -> Iterator[Source | ProviderEvent]:
@@ -55,6 +56,12 @@ def find_first_time(head: bytes) -> str | None:
     """Return the earliest time in the first bytes of a file."""
     times = (to_utc_text(found[1].decode("ascii")) for found in _TIME.finditer(head))
     return min((time for time in times if time is not None), default=None)
+
+
+def find_session_id(head: bytes) -> str | None:
+    """Return the id of the session that the first bytes of a file name."""
+    found = _SESSION.search(head)
+    return found[1].decode("ascii") if found else None
 
 
 def file_time(source: SourceSnapshot) -> tuple[str, str] | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from hypaware import plugins, text
 from hypaware.clients import attach, original_install
-from hypaware.clients.attach import ClientSettings
 from hypaware.clients.client import Client, Source, WatchableProvider
 from hypaware.config import ClientConfig
 from hypaware.gateway import attach_status
@@ -64,57 +63,44 @@ class ClientStatus:
 
 
 def inspect_clients(inputs: StatusInput) -> PartStatus[list[ClientStatus]]:
-    clients = []
-    for client in plugins.load_plugins(plugins.CLIENTS, Client):
-        if client.settings is not None:
-            clients.append(_client_status(inputs, client.settings))
-        elif (found := _history_status(inputs, client)).installed or found.chosen:
-            clients.append(found)
+    known = [_client_status(inputs, client) for client in plugins.load_plugins(plugins.CLIENTS, Client)]
+    clients = [each for each in known if each.can_attach or each.installed or each.chosen]
     return PartStatus(clients, tuple(diagnostic for each in clients for diagnostic in client_diagnostics(inputs, each)))
 
 
-def _client_status(inputs: StatusInput, settings: ClientSettings) -> ClientStatus:
-    configured = inputs.config.clients.get(settings.name)
-    attached, problem, has_settings = None, None, False
+def _client_status(inputs: StatusInput, client: Client) -> ClientStatus:
+    settings = client.settings
+    name = client.name if settings is None else settings.name
+    configured = inputs.config.clients.get(name)
+    attached, problem, has_files = None, None, False
     try:
-        has_settings = settings.path(inputs.environment).parent.is_dir()
-        attached = call_with_timeout(lambda: attach_status.attach_status(inputs.home, settings, inputs.environment))
+        if settings is not None:
+            has_files = settings.path(inputs.environment).parent.is_dir()
+            attached = call_with_timeout(lambda: attach_status.attach_status(inputs.home, settings, inputs.environment))
+        else:
+            has_files = _has_history(inputs, client)
     except Exception as exception:
-        problem = f"cannot determine whether {settings.name} is attached: {summarize_error(exception)}"
+        unknown = "find its history" if settings is None else f"determine whether {name} is attached"
+        problem = f"cannot {unknown}: {summarize_error(exception)}"
     return ClientStatus(
-        name=settings.name,
-        program=shutil.which(settings.name, path=inputs.environment.get("PATH", "")),
-        has_settings=has_settings,
+        name=name,
+        program=shutil.which(name, path=inputs.environment.get("PATH", "")),
+        has_settings=has_files,
         enabled=(configured or ClientConfig()).enabled,
         chosen=configured is not None,
-        was_attached=attach.read_record(inputs.home, settings.name) is not None,
+        was_attached=settings is not None and attach.read_record(inputs.home, name) is not None,
         attached=attached,
-        follow=_follow_status(inputs, settings.name),
+        follow=_follow_status(inputs, name),
         error=problem,
+        can_attach=settings is not None,
     )
 
 
-def _history_status(inputs: StatusInput, client: Client) -> ClientStatus:
-    """Return the status of a client that cannot be attached."""
-    configured, problem = inputs.config.clients.get(client.name), None
-    has_history = False
-    try:
-        if isinstance(client.backfill, WatchableProvider):
-            has_history = any(folder.is_dir() for folder in client.backfill.folders(inputs.environment))
-        elif client.backfill is not None:
-            has_history = any(isinstance(each, Source) for each in client.backfill.find(inputs.environment))
-    except Exception as exception:
-        problem = f"cannot find its history: {summarize_error(exception)}"
-    return ClientStatus(
-        name=client.name,
-        program=shutil.which(client.name, path=inputs.environment.get("PATH", "")),
-        has_settings=has_history,
-        enabled=(configured or ClientConfig()).enabled,
-        chosen=configured is not None,
-        follow=_follow_status(inputs, client.name),
-        error=problem,
-        can_attach=False,
-    )
+def _has_history(inputs: StatusInput, client: Client) -> bool:
+    if isinstance(client.backfill, WatchableProvider):
+        return any(folder.is_dir() for folder in client.backfill.folders(inputs.environment))
+    found = client.backfill.find(inputs.environment) if client.backfill is not None else ()
+    return any(isinstance(each, Source) for each in found)
 
 
 def inspect_original(inputs: StatusInput) -> PartStatus[None]:

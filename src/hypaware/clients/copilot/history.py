@@ -16,7 +16,6 @@ message is held back. A message of a subagent names the call that started it (`p
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -47,7 +46,6 @@ _BOOKKEEPING = frozenset(
         *("session.compaction_start", "session.compaction_complete", "subagent.started", "subagent.completed", "abort"),
     ]
 )
-_SESSION = re.compile(rb'"sessionId"\s*:\s*"([0-9A-Za-z_-]{1,100})"')
 _MAX_COUNT = 2**53
 
 
@@ -70,8 +68,7 @@ class CopilotHistory:
         return session_files.find_first_time(head)
 
     def session_of(self, path: Path, head: bytes) -> str | None:
-        found = _SESSION.search(head)
-        return found[1].decode("ascii") if found else _name_of(path)
+        return session_files.find_session_id(head) or _name_of(path)
 
     def read(self, reader: SourceReader, environment: Environment) -> Iterator[ImportItem | ProviderEvent]:
         session = _Session()

@@ -19,7 +19,6 @@ recorded.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -47,7 +46,6 @@ _USAGE = {
     "total": "total",
 }
 _META = ("sessionId", "projectHash", "startTime", "kind", "directories", "summary")
-_SESSION = re.compile(rb'"sessionId"\s*:\s*"([0-9A-Za-z_-]{1,100})"')
 _SUFFIXES = (".jsonl", ".json")
 _MAX_PATH_BYTES = 4096
 # What the client says about the folder and the day, as the first message of the user.
@@ -72,10 +70,7 @@ class GeminiHistory:
         return session_files.find_first_time(head)
 
     def session_of(self, path: Path, head: bytes) -> str | None:
-        if path.parent.name != "chats":
-            return path.parent.name
-        found = _SESSION.search(head)
-        return found[1].decode("ascii") if found else None
+        return session_files.find_session_id(head) if path.parent.name == "chats" else path.parent.name
 
     def read(self, reader: SourceReader, environment: Environment) -> Iterator[ImportItem | ProviderEvent]:
         chat = _Chat(reader.source.path)

@@ -13,7 +13,6 @@ and one of them holds the title. A branch of a session copies lines with their u
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,7 +36,6 @@ _USAGE = {
     "tool": "toolUsePromptTokenCount",
     "total": "totalTokenCount",
 }
-_SESSION = re.compile(rb'"sessionId"\s*:\s*"([0-9A-Za-z_-]{1,100})"')
 
 
 class QwenHistory:
@@ -61,8 +59,7 @@ class QwenHistory:
         return session_files.find_first_time(head)
 
     def session_of(self, path: Path, head: bytes) -> str | None:
-        found = _SESSION.search(head)
-        return found[1].decode("ascii") if found else None
+        return session_files.find_session_id(head)
 
     def read(self, reader: SourceReader, environment: Environment) -> Iterator[ImportItem | ProviderEvent]:
         sessions: dict[str, _Session] = {}
