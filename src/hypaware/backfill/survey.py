@@ -38,7 +38,8 @@ UNREADABLE = "unreadable"
 _MAX_INT64 = 2**63 - 1
 # Larger than any transcript. A larger sparse file would use up sequences.
 _MAX_BYTES = 1 << 40
-_HEAD_BYTES = 64 << 10
+HEAD_BYTES = 64 << 10
+"""The part of a source in which its first time is looked for."""
 _time_text = get_coercer(ColumnType.TIMESTAMP)
 
 
@@ -181,7 +182,8 @@ def survey_sources(
                 found.unchanged += 1
                 found.held += len(checkpoint.held) if checkpoint else 0
                 continue
-            found.due.append(DueSource(source, snapshot, _read_first_time(provider, snapshot) if in_order else ""))
+            first_time = read_first_time(provider, source.path, snapshot.mtime_ns) if in_order else ""
+            found.due.append(DueSource(source, snapshot, first_time))
         except FileNotFoundError:
             found.skipped["vanished"] += 1
         except (OSError, ValueError):
@@ -253,12 +255,13 @@ def _after_checkpoint(fresh: SourceSnapshot, checkpoint: SourceCheckpoint) -> So
     )
 
 
-def _read_first_time(provider: Provider, snapshot: SourceSnapshot) -> str:
-    head = read_head(snapshot.path, _HEAD_BYTES)
+def read_first_time(provider: Provider, path: Path, mtime_ns: int) -> str:
+    """Return the first time in a source, or else the time of its file."""
+    head = read_head(path, HEAD_BYTES)
     try:
         return str(_time_text(provider.first_time(head)))
     except ValueError:
-        return format_timestamp(datetime.fromtimestamp(snapshot.mtime_ns / 10**9, UTC))
+        return format_timestamp(datetime.fromtimestamp(mtime_ns / 10**9, UTC))
     except Exception as error:
-        message = f"finding the first time in {snapshot.path} failed: {type(error).__name__}: {error}"
+        message = f"finding the first time in {path} failed: {type(error).__name__}: {error}"
         raise ProviderFault("provider_error", message) from error

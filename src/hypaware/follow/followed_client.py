@@ -4,6 +4,10 @@
 while no daemon ran is recorded too. Older sources without a checkpoint are history, and a large new part is work for
 all cores; both are left to the import, which finds them due.
 
+**In which order.** A fork begins with copies of another session's lines, and of equal rows the first is kept. So a
+source that may be a fork is recorded after all that an import would read before it, including what is held back there.
+If one of those is left to the import, the fork is left to it too.
+
 **How soon.** A message that may still grow is held back for one second after it was seen, then recorded as it is; what
 is added to it later makes rows of its own. A source is read from its beginning, so one that takes long to read is read
 less often.
@@ -21,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from hypaware.backfill.providers import RegisteredProvider
-from hypaware.backfill.survey import DueSource, ImportState, SourceSurvey, encode_path
+from hypaware.backfill.survey import HEAD_BYTES, DueSource, ImportState, SourceSurvey, encode_path, read_first_time
 from hypaware.clients.client import Source, WatchableProvider
 from hypaware.errors import HypError
 from hypaware.follow.source_recorder import MAX_NEW_BYTES, LeftToImport, SourceBusy, SourceRecorder
+from hypaware.model.columns import format_timestamp
 from hypaware.text import summarize_error
 
 log = logging.getLogger("hypaware.daemon")
@@ -52,6 +57,8 @@ class _FollowedSource:
     held_since: dict[str, float] = field(default_factory=dict)
     """Message that is held back → when it was first seen."""
     paused_until: float = 0.0
+    has_rows: bool = False
+    """Whether rows of it were recorded. A fork begins with its copies."""
 
 
 class FollowedClient:
@@ -71,7 +78,10 @@ class FollowedClient:
         self._began = began
         self._clock = clock
         self._recorders: list[SourceRecorder] = []
+        self._provider = entry.provider
         self._known: dict[Path, Source] = {}
+        self._consumed: dict[str, int] = {}
+        """Encoded path → how much of it was read at the last survey."""
         self._sources: dict[Path, _FollowedSource] = {}
         self._due: dict[Path, float] = {}
         self._other_files: set[Path] = set()
@@ -146,6 +156,12 @@ class FollowedClient:
         self._other_files |= {path for path in self._new_files if path not in self._known and not path.is_dir()}
         self._new_files.clear()
         self._left.clear()
+        self._consumed = {path: checkpoint.consumed for path, checkpoint in state.checkpoints.items()}
+        for path in self._known:
+            # What an earlier follower held back is released by time.
+            checkpoint = state.checkpoints.get(encode_path(path))
+            if checkpoint is not None and checkpoint.held and path not in self._sources:
+                self._make_due(path, started)
         for due in found.due:
             if self._is_followed(due, state):
                 self._make_due(due.snapshot.path, started)
@@ -163,23 +179,33 @@ class FollowedClient:
         return is_new or encode_path(due.snapshot.path) in state.checkpoints
 
     def _record(self, path: Path) -> None:
-        source, started = self._sources.setdefault(path, _FollowedSource()), self._clock()
-        if started < source.paused_until:
-            self._due[path] = source.paused_until
+        if path not in self._due:
+            # It was recorded as the original of another one.
             return
-        del self._due[path]
-        released = frozenset(key for key, since in source.held_since.items() if started - since >= HELD_SECONDS)
+        paused_until = self._sources.setdefault(path, _FollowedSource()).paused_until
+        if self._clock() < paused_until:
+            self._due[path] = paused_until
+        elif not self._may_be_fork(path) or self._record_originals(path):
+            self._read(path)
+
+    def _read(self, path: Path, *, release_all: bool = False) -> bool:
+        """Record what is new in a source. Return False if it is busy."""
+        source, started = self._sources.setdefault(path, _FollowedSource()), self._clock()
+        self._due.pop(path, None)
+        held_before = source.held_since.items()
+        released = frozenset(key for key, since in held_before if release_all or started - since >= HELD_SECONDS)
         held: set[str] = set()
         try:
             for recorder in self._recorders:
                 recorded = recorder.record(self._known.get(path) or Source(path), released)
                 held |= recorded.held
                 if recorded.rows:
+                    source.has_rows = True
                     self._rows += recorded.rows
                     self._last_recorded_at = datetime.now(UTC)
         except SourceBusy:
             self._make_due(path, started + _BUSY_SECONDS)
-            return
+            return False
         except LeftToImport as reason:
             if path not in self._left:
                 log.info("%s: %s; it is recorded by the next import", self.name, reason)
@@ -187,7 +213,7 @@ class FollowedClient:
         except FileNotFoundError:
             self._known.pop(path, None)
             self._sources.pop(path, None)
-            return
+            return True
         except BaseException:
             self._make_due(path, started + max(self._retry_seconds, _FIRST_RETRY_SECONDS))
             raise
@@ -198,6 +224,51 @@ class FollowedClient:
         waiting = [since + HELD_SECONDS for key, since in source.held_since.items() if key not in released]
         if waiting:
             self._make_due(path, min(waiting))
+        return True
+
+    def _may_be_fork(self, path: Path) -> bool:
+        """Return whether the beginning of a source, where the copies are, may not have been recorded yet."""
+        return not self._sources[path].has_rows and self._consumed.get(encode_path(path), 0) < HEAD_BYTES
+
+    def _record_originals(self, path: Path) -> bool:
+        """Record everything that an import would read before this source. Return False if that is not possible now."""
+        try:
+            own = self._import_order(path)
+            held = {other for other, source in self._sources.items() if source.held_since}
+            others = (self._find_order(other) for other in {*self._due, *held} - self._left - {path})
+            for _, _, other in sorted(order for order in others if order is not None and order < own):
+                if self._may_be_fork(other) and self._copies_left_source(other):
+                    continue
+                # The second time without what was held back the first time.
+                if not self._read(other, release_all=True) or not self._read(other, release_all=True):
+                    self._make_due(path, self._clock() + _BUSY_SECONDS)
+                    return False
+            return not self._copies_left_source(path)
+        except FileNotFoundError:
+            return True
+
+    def _copies_left_source(self, path: Path) -> bool:
+        """Return whether a source may hold copies of one that is left to the import, and leave it to the import too."""
+        own = self._import_order(path)
+        for other in self._left - {path}:
+            with suppress(OSError):
+                # A copied line is not newer than the file that it was copied from.
+                written = format_timestamp(datetime.fromtimestamp(other.stat().st_mtime, UTC))
+                if written >= own[0] and self._import_order(other) < own:
+                    self._left.add(path)
+                    self._due.pop(path, None)
+                    return True
+        return False
+
+    def _find_order(self, path: Path) -> tuple[str, int, Path] | None:
+        try:
+            return self._import_order(path)
+        except OSError:
+            return None
+
+    def _import_order(self, path: Path) -> tuple[str, int, Path]:
+        mtime_ns = path.stat().st_mtime_ns
+        return read_first_time(self._provider, path, mtime_ns), mtime_ns, path
 
     def _make_due(self, path: Path, at: float) -> None:
         with suppress(KeyError):
