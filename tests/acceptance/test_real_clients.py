@@ -5,7 +5,6 @@ Tested with Claude Code 2.1.197 and 2.1.325 and Codex 0.166.0; `tests.support.re
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import sys
@@ -23,7 +22,7 @@ from hypaware.model.match_keys import list_match_keys
 from hypaware.model.schemas import GATEWAY_TYPE
 from hypaware.spool import reader
 from tests.support import many_tools
-from tests.support.client_script import COMMAND, LAST_WORD, Script
+from tests.support.client_script import BEGUN_TOKENS, COMMAND, LAST_WORD, WHOLE_TOKENS, Script
 from tests.support.history import readable, rows_of
 from tests.support.ports import held_port
 from tests.support.raw_exchanges import EXCHANGES, MESSAGES
@@ -31,6 +30,7 @@ from tests.support.real_clients import (
     CLAUDE,
     CODEX,
     FREELY,
+    NOT_FOLLOWED,
     Client,
     User,
     attach,
@@ -104,23 +104,34 @@ def test_a_real_client_works_through_the_gateway_and_its_transcript_matches(
 
 @pytest.mark.hazard(67)
 @pytest.mark.hazard(105)
+@pytest.mark.parametrize("recorded_by", ["gateway and follow", "gateway, then import"])
 def test_rows_that_count_are_those_of_the_import_after_cut_responses_and_a_compaction(
-    tmp_path: Path, port: int
+    recorded_by: str, tmp_path: Path, port: int
 ) -> None:
-    """The second response is cut before its first block, the third in the middle of one."""
-    script, calls = Script(), itertools.count(1)
-    kept = {2: 1, 3: 3}
+    """One response is cut before its first block, one in the middle of a block. The client asks again, in some way."""
+    script, cuts, tokens = Script(), list[int](), list[int]()
 
     def answer(request: ReceivedRequest) -> StubResponse:
         found = script.answer(request)
-        if request.target.partition("?")[0].endswith("/v1/messages") and (call := next(calls)) in kept:
-            return replace(found, pieces=tuple(found.pieces)[: kept[call]], cut="body")
+        if not request.target.partition("?")[0].endswith("/v1/messages"):
+            return found
+        body = json.loads(request.body)
+        if cuts and body.get("stream") and _is_answer_to_a_tool(body):
+            found = replace(found, pieces=tuple(found.pieces)[: cuts.pop()], cut="body")
+            tokens.append(BEGUN_TOKENS)
+        else:
+            tokens.append(WHOLE_TOKENS)
         return found
 
-    with attached(CLAUDE, tmp_path, answer, port) as user:
+    follow = "" if "follow" in recorded_by else NOT_FOLLOWED.format(client="claude")
+    with user_of(CLAUDE, tmp_path, answer) as user, running_daemon(user, port, follow):
+        attach(user)
+        cuts.append(1)
         assert LAST_WORD in user.says(*CLAUDE.first)
         user.says("-p", "--continue", "--", "/compact")
+        cuts.append(3)
         assert LAST_WORD in user.says(*CLAUDE.then)
+        assert not cuts
     live = _live(Home(user.hyp.home))
     imported = _imported(CLAUDE, user.folder)
 
@@ -131,6 +142,19 @@ def test_rows_that_count_are_those_of_the_import_after_cut_responses_and_a_compa
     costs = Counter(row["provider_subtype"] for row in live_only if "usage" in row["attributes"])
     assert costs.keys() == {"no_output", "unfinished", "compaction"}
     assert (costs["no_output"], costs["unfinished"]) == (1, 1)
+    try:
+        for command in (("flush",), ("backfill", "claude"), ("maintain", "--compact-only")):
+            user.hyp.ok(*command, **user.environment)
+        counted = "CAST(sum(get_json_object(attributes, '$.usage.output_tokens')) AS INT)"
+        assert user.hyp.query(f"SELECT {counted} AS tokens FROM {MESSAGES}") == [{"tokens": sum(tokens)}]
+    finally:
+        user.hyp.run("engine", "stop")
+
+
+def _is_answer_to_a_tool(body: dict[str, Any]) -> bool:
+    """Whether the request ends with the result of a tool."""
+    content = body["messages"][-1]["content"]
+    return isinstance(content, list) and any(block.get("type") == "tool_result" for block in content)
 
 
 @pytest.mark.hazard(111)

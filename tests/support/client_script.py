@@ -17,7 +17,9 @@ from tests.support.upstream_stub import JSON, ReceivedRequest, StubResponse, doc
 
 COMMAND = "echo words of the tool"
 LAST_WORD = "That was all, and it went well."
-_USAGE = {"input_tokens": 12, "output_tokens": 7}
+WHOLE_TOKENS, BEGUN_TOKENS = 7, 1
+"""Output tokens of a whole answer, and of one of which only the beginning arrived."""
+_USAGE = {"input_tokens": 12, "output_tokens": WHOLE_TOKENS}
 
 
 class Script:
@@ -49,7 +51,7 @@ class Script:
         message = {"id": f"msg_{self._id()}", "type": "message", "role": "assistant", "model": body["model"]}
         if not body.get("stream"):
             return document({**message, "content": blocks, "stop_reason": stop, "usage": _USAGE})
-        start = {**message, "content": [], "stop_reason": None, "usage": {**_USAGE, "output_tokens": 1}}
+        start = {**message, "content": [], "stop_reason": None, "usage": {**_USAGE, "output_tokens": BEGUN_TOKENS}}
         return StubResponse(
             pieces=events(
                 ("message_start", {"message": start}),

@@ -47,6 +47,12 @@ listen = "127.0.0.1:{port}"
 interval = "1h"
 cold_interval = "1h"
 """
+NOT_FOLLOWED = """\
+[clients.{client}]
+enabled = true
+history_from = "2100-01-01"
+"""
+"""More settings for a daemon: it records what its gateway sees, and leaves the transcripts to `hyp backfill`."""
 FREELY = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
 
 

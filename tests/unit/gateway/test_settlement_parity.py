@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hypaware.gateway.projection.conversation import ConversationCache
 from hypaware.home import Home
 from hypaware.lake.flush import FlushReport
 from hypaware.model.datasets import Row
 from hypaware.model.schemas import GATEWAY_TYPE
 from hypaware.spool.writer import Spool
 from hypaware.state.home_opener import read_identity
+from tests.support import claude_transcripts
+from tests.support.claude_transcripts import says, user
 from tests.support.compaction_cases import SmallFiles
 from tests.support.light_home import DATASET, NO_TIMER, flush
 from tests.support.light_lake import read_lake
+from tests.unit.gateway import test_projection_anthropic as anthropic
 from tests.unit.gateway.test_live_native_parity import SCENARIOS, Joined, live_rows, transcript_rows
 
 
@@ -62,3 +68,29 @@ def test_each_part_of_a_real_conversation_is_one_row_in_either_order(
     links = {link for row in rows for link in json.loads(row["previous_message_id"])}
     assert [link for link in links - messages if len(link) == 16] == []
     assert store(home, [*live, *imported]).rows.written == 0
+
+
+@pytest.mark.hazard(67)
+@pytest.mark.parametrize("order", ["live first", "transcript first", "one flush"])
+@pytest.mark.parametrize("finished", [0, 1, 2])
+def test_the_tokens_of_a_cut_response_count_once_in_every_order(
+    home: Home, tmp_path: Path, order: str, finished: int
+) -> None:
+    """The client keeps the blocks that ended, with the usage of the first event, and asks again."""
+    seen, events = ConversationCache(), anthropic.streamed(anthropic.MESSAGE)
+    session: dict[str, Any] = {"sessionId": "session-1"}
+    starts = [number for number, event in enumerate(events) if event.type == "content_block_start"]
+    cut = events[: starts[finished] + 3]
+    again = {**anthropic.MESSAGE, "id": "msg_2", "content": [{"type": "text", "text": "Here they are."}]}
+    live = anthropic.rows_of(anthropic.BODY, cut, seen, error="upstream_cut", exchange_id="e0")
+    live += anthropic.rows_of(anthropic.BODY, again, seen, exchange_id="e1")
+    lines = [user("u", "List the files.", **session)]
+    for number, block in enumerate(anthropic.BLOCKS[:finished]):
+        lines.append(says(f"a{number}", block, str(lines[-1]["uuid"]), api="msg_1", output=1, **session))
+    lines.append(says("b", "Here they are.", "u", api="msg_2", output=40, stop="end_turn", **session))
+    imported = claude_transcripts.rows(tmp_path, *lines, quiet=True)
+    for rows in {"live first": [live, imported], "transcript first": [imported, live]}.get(order, [live + imported]):
+        store(home, rows)
+    assert SmallFiles(home).compact(force=True).errors == []
+    usages = [usage for row in read_lake(home, DATASET) if (usage := json.loads(row["attributes"]).get("usage"))]
+    assert sorted(usage["output_tokens"] for usage in usages) == [1, 40]

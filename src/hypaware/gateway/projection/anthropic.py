@@ -274,11 +274,15 @@ class _MessageAssembler:
                 self._blocks[index]["input"] = joined if value is None else value
         blocks = [self._blocks[index] for index in sorted(self._blocks)]
         parts = _build_parts("assistant", blocks, self._finished)
+        usage_index = None
         if outcome.failed:
-            # The client discards a block that did not end, unless the user interrupted it.
-            for part in parts:
+            # The client discards a block that did not end, unless the user interrupted it. It keeps the others; the
+            # last of them has the usage.
+            for index, part in enumerate(parts):
                 if part.block_index is not None and part.block_index >= self._finished:
                     part.columns = {"provider_type": GATEWAY_TYPE, "provider_subtype": "unfinished"}
+                else:
+                    usage_index = index
         counts = None if self._counts is None else to_usage(self._counts)
         return replace(
             outcome,
@@ -287,4 +291,5 @@ class _MessageAssembler:
             in_transcript=True,
             model=self._message.get("model"),
             usage=counts,
+            usage_index=usage_index,
         )
