@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from hypaware.home import Home
+from hypaware.spool import reader
 from tests.support.client_script import LAST_WORD, Script
 from tests.support.command import Hyp
+from tests.support.history import readable, rows_of
 from tests.support.ports import held_port
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, eventually
 from tests.support.raw_exchanges import MESSAGES
-from tests.support.real_clients import CLAUDE, CODEX, User, attach, running_daemon, user_of
+from tests.support.real_clients import CLAUDE, CODEX, NOT_FOLLOWED, User, attach, running_daemon, user_of
 
 pytestmark = pytest.mark.real_clients
 
@@ -35,6 +38,12 @@ def import_codex(hyp: Hyp, user: User) -> None:
     hyp.ok("maintain", "--compact-only")
 
 
+def followed_parts(hyp: Hyp) -> set[str]:
+    """Return the parts in the spool that did not come through the gateway."""
+    rows = map(readable, reader.read_spooled_rows(Home(hyp.home), MESSAGES))
+    return {row["part_id"] for row in rows if row["attributes"]["gateway"]["source"] != "live"}
+
+
 def count_tokens(hyp: Hyp) -> dict[str, int]:
     names = ("input_tokens", "output_tokens", "total_tokens")
     (found,) = hyp.query(f"SELECT {', '.join(f'{TOKENS.format(name)} {name}' for name in names)} FROM {MESSAGES}")
@@ -42,29 +51,40 @@ def count_tokens(hyp: Hyp) -> dict[str, int]:
 
 
 @pytest.mark.hazard(101)
-def test_a_codex_session_that_was_recorded_in_parts_has_the_tokens_and_facts_of_its_rollout(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recorded_by", ["gateway and follow", "gateway, then import"])
+def test_a_codex_session_that_was_recorded_in_parts_has_the_tokens_and_facts_of_its_rollout(
+    recorded_by: str, tmp_path: Path
+) -> None:
     """Attached after the first turn, the daemon stopped during the third, resumed for the fourth."""
     both, alone = Hyp(tmp_path / "hyp"), Hyp(tmp_path / "alone")
+    is_followed = "follow" in recorded_by
+    settings = "" if is_followed else NOT_FOLLOWED.format(client="codex")
     try:
         with held_port() as port, user_of(CODEX, tmp_path, Script().answer) as user:
             make_repository(user.folder / "project")
             assert LAST_WORD in user.says(*CODEX.first)
-            with running_daemon(user, port):
+            with running_daemon(user, port, settings):
                 attach(user)
                 assert LAST_WORD in user.says(*CODEX.then)
             assert LAST_WORD in user.says(*CODEX.then)
-            with running_daemon(user, port):
+            with running_daemon(user, port, settings):
                 attach(user)
                 assert LAST_WORD in user.says(*CODEX.then)
+                (path,) = user.folder.glob(CODEX.transcripts)
+                written = {row["part_id"] for row in rows_of(CODEX.provider, path, quiet=True)[0]}
+                if is_followed:
+                    eventually(lambda: followed_parts(both) >= written)
+                else:
+                    assert followed_parts(both) == set()
         both.ok("flush")
         # The client finds out about the repository while it sends its first requests.
         assert {REMOTE} <= {row["git_remote"] for row in both.query(f"SELECT git_remote FROM {MESSAGES}")}
-        lacking = count_tokens(both)
-        import_codex(both, user)
         import_codex(alone, user)
         complete = count_tokens(alone)
+        # The gateway saw two of the four turns.
+        assert (count_tokens(both) == complete) is is_followed
+        import_codex(both, user)
         assert count_tokens(both) == complete
-        assert int(lacking["output_tokens"]) < int(complete["output_tokens"])
         query = f"SELECT {FACTS} FROM {MESSAGES} ORDER BY part_id"
         expected = alone.query(query)
         parts = {row["part_id"] for row in expected}
