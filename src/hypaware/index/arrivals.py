@@ -4,6 +4,9 @@ Rows are read from the index, which also holds those of the spool, so a part arr
 row that moves from the spool to the lake gets another number, and a live row that is settled gets the id of its native
 row. Neither is new: the first is known by its message and index, the second by its content and its time.
 
+An index that was built again gives other numbers to sessions and names. So everything that is remembered is known by
+ids, not by numbers.
+
 Rows that come into the lake without having been seen in the spool are those of an import, or were flushed between two
 looks. They are new only if they are not older than `_LATE`: an import of old history is not what happens now.
 """
@@ -33,6 +36,8 @@ _NEWEST_SESSIONS = 8
 _RECENT = 4
 """Messages are read in this many times the parts that are asked for, because a message can have several."""
 Signature = tuple[tuple[str, int, int], ...]
+SessionKey = tuple[str, str | None]
+"""Session id and machine, which are the same in every index."""
 
 
 class Arrival(NamedTuple):
@@ -45,11 +50,11 @@ class Arrival(NamedTuple):
 class Arrivals:
     def __init__(self, index: Index, *, session: int | None = None, filters: Filters | None = None) -> None:
         self._index, self._session, self._filters = index, session, filters or Filters()
-        self._reader = MessageReader(index, load_prices(index.home))
+        self._use_numbers()
+        self._session_key = None if session is None else self._find_key(session)
         self._not_before = to_moment(datetime.now(UTC) - _LATE)
-        self._known: dict[tuple[int, ...], None] = {}
+        self._known: dict[tuple[SessionKey, int, int], None] = {}
         self._contents: dict[bytes, int] = {}
-        self._documents: dict[int, dict[str, Any]] = {}
         # Something may have been written since the index was opened, so the first poll looks at it again.
         self._signature: Signature = ()
         self._last_seq = 0
@@ -83,7 +88,36 @@ class Arrivals:
             return []
         self._signature = signature
         self._index.refresh()
+        if self._index.id != self._index_id:
+            if self._session_key is not None:
+                if (found := self._find_number(self._session_key)) is None:
+                    # The new index does not have the session yet.
+                    self._signature = ()
+                    return []
+                self._session = found
+            self._use_numbers()
         return list(self._read(self._list_messages(self._take_new_parts())))
+
+    def _use_numbers(self) -> None:
+        """Begin to use the numbers of this index, and forget those of another."""
+        self._index_id = self._index.id
+        self._reader = MessageReader(self._index, load_prices(self._index.home))
+        self._documents: dict[int, dict[str, Any]] = {}
+        self._keys: dict[int, SessionKey] = {}
+
+    def _find_key(self, session: int) -> SessionKey:
+        if session not in self._keys:
+            query = "SELECT s.session_id, n.name FROM sessions s LEFT JOIN names n ON n.id = s.machine WHERE s.id = ?"
+            session_id, machine = self._index.connection.execute(query, (session,)).fetchone()
+            self._keys[session] = session_id, machine
+        return self._keys[session]
+
+    def _find_number(self, key: SessionKey) -> int | None:
+        query = """
+            SELECT s.id FROM sessions s LEFT JOIN names n ON n.id = s.machine
+            WHERE s.session_id = ? AND n.name IS ?"""
+        found = self._index.connection.execute(query, key).fetchone()
+        return None if found is None else int(found[0])
 
     def _find_last_seq(self) -> int:
         query = "SELECT max(seq) FROM parts WHERE seq < ?"
@@ -107,10 +141,11 @@ class Arrivals:
             SELECT seq, at, session, message, part_index FROM parts
             WHERE seq IN (SELECT value FROM json_each(?)) AND session = ifnull(?, session)"""
         new = []
-        for seq, at, *part in connection.execute(query, (json.dumps(added), self._session)):
-            if tuple(part) not in self._known and (seq >= SPOOLED or at >= self._not_before):
+        for seq, at, session, message, part_index in connection.execute(query, (json.dumps(added), self._session)):
+            part = self._find_key(session), message, part_index
+            if part not in self._known and (seq >= SPOOLED or at >= self._not_before):
                 new.append(seq)
-            self._known[tuple(part)] = None
+            self._known[part] = None
         while len(self._known) > _MAX_REMEMBERED:
             del self._known[next(iter(self._known))]
         return new
@@ -137,7 +172,7 @@ class Arrivals:
     def _add_content(self, session: int, message: Message, part: dict[str, Any]) -> bool:
         """Note the content of a part. Return whether no part with this content was shown, or only an earlier one."""
         said = part["tool_result_for"] or part["tool_call_id"] or part["text"] or part["part_id"]
-        fields = repr((session, message["thread"], message["role"], part["type"], said))
+        fields = repr((self._find_key(session), message["thread"], message["role"], part["type"], said))
         key = hashlib.blake2b(fields.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         at, known = to_moment(datetime.fromisoformat(message["at"])), self._contents.get(key, -1)
         self._contents[key] = max(at, known)

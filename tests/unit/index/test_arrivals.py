@@ -5,12 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from hypaware.home import Home
 from hypaware.index.arrivals import Arrival, Arrivals, take_signature
 from hypaware.index.conversation import read_conversation
+from hypaware.index.database import remove_files
 from hypaware.index.filters import Filters
 from hypaware.index.sessions import find_session
 from hypaware.index.store import open_index
+from hypaware.spool import segments
 from hypaware.spool.writer import Spool
 from tests.support.index_home import make_home
 from tests.support.light_home import DATASET, NO_TIMER, append, flush
@@ -170,3 +174,35 @@ def test_the_signature_changes_with_every_row(tmp_path: Path) -> None:
 
 def test_a_home_without_rows_has_a_signature(tmp_path: Path) -> None:
     assert take_signature(Home(tmp_path)) == ()
+
+
+OTHER, WATCHED = {"session_id": "session-0"}, {"session_id": "session-1"}
+
+
+@pytest.mark.parametrize("of_one_session", [False, True])
+def test_parts_arrive_once_although_the_index_was_built_again(tmp_path: Path, of_one_session: bool) -> None:
+    """The first session is gone when it is built, and comes back later, so the sessions get each other's numbers."""
+    now = datetime.now(UTC).isoformat()
+    home = make_home(tmp_path / "home")
+    append(home, [row(1, **OTHER)])
+    (removed,) = segments.list_sealed_segments(segments.spool_folder(home, DATASET))
+    append(home, [row(2, **WATCHED)])
+    with open_index(home) as index:
+        number = find_session(index, "session-1")
+        arrivals = Arrivals(index, session=number if of_one_session else None)
+        append(home, [row(3, **WATCHED, message_created_at=now)])
+        assert texts(arrivals.poll()) == ["text of message 3"]
+
+        remove_files(home)
+        removed.path.unlink()
+        again = row(4, **OTHER, content_text="text of message 3", message_created_at=now)
+        append(home, [again, row(5, **WATCHED, message_created_at=now)])
+        found = arrivals.poll()
+        assert find_session(index, "session-0") == number
+        sessions = [(session["session_id"], part["text"]) for session, message in found for part in message["parts"]]
+        others = [] if of_one_session else [("session-0", "text of message 3")]
+        assert sorted(sessions) == [*others, ("session-1", "text of message 5")]
+
+        append(home, [row(6, **WATCHED, message_created_at=now)])
+        flush(home)
+        assert texts(arrivals.poll()) == ["text of message 6"]
