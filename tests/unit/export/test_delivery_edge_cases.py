@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -530,6 +531,29 @@ def test_an_unsent_chunk_becomes_uncertain_once_it_is_sent(case: DeliveryCase) -
     case.faults.set("refuse", "message-1")
     assert case.deliver(config)[0].status == "held"
     assert case.arrived("there") == [0, 1, 2]
+
+
+@pytest.mark.hazard(88)
+def test_a_state_restored_from_before_an_unsent_chunk_was_sent_does_not_count_it_as_unsent(case: DeliveryCase) -> None:
+    """The mirror, written before the chunk is sent, shows that the state is older."""
+    config = case.config(opaque=True, here="there")
+    case.commit(3)
+    case.faults.set("busy", 1)
+    with mock.patch.object(retry, "busy_delay", return_value=60.0):
+        case.deliver(config, max_wait=0.0)
+    case.opened.store.close()
+    backup = shutil.copy(case.home.state, case.folder / "backup")
+    case = replace(case, opened=open_home(case.home))
+    assert not run_in_child(lambda: _discarded(case.deliver(config)), "export.ship.after-answer:1")
+    case.opened.store.close()
+    for suffix in ("-wal", "-shm"):
+        case.home.state.with_name(case.home.state.name + suffix).unlink(missing_ok=True)
+    shutil.copy(backup, case.home.state)
+    case = replace(case, opened=open_home(case.home))
+    case.faults.set("refuse", "message-1")
+    assert case.deliver(config)[0].status == "held"
+    assert case.arrived("there") == [0, 1, 2]
+    case.opened.store.close()
 
 
 @pytest.mark.hazard(27)
