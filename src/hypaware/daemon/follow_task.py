@@ -41,6 +41,11 @@ class FollowTask:
         """Clients whose transcripts need no import now."""
         return self._follower.covered
 
+    @property
+    def covers_all(self) -> bool:
+        """Whether no client needs an import now."""
+        return self._follower.covers_all
+
     async def run(self) -> None:
         """Follow until the task is cancelled."""
         backoff = Backoff()

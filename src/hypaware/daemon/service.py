@@ -74,7 +74,7 @@ class DaemonService:
         log.info("the daemon of %s is running as process %d", self._home.root, os.getpid())
         context = (self._engine, lambda: self._config, self._status, self._clock)
         follow = FollowTask(self._home, lambda: self._config, self._status)
-        gateway, flush = self._gateway, FlushTask(*context, lambda: follow.covered)
+        gateway, flush = self._gateway, FlushTask(*context, lambda: follow.covers_all)
         # The first write of the status file means "ready" to other processes, so open both addresses first.
         await self._page.begin()
         await gateway.begin()

@@ -65,15 +65,15 @@ class FlushTask:
         config: Callable[[], Config],
         status: StatusFile,
         clock: TaskClock,
-        covered: Callable[[], Collection[str]] = lambda: (),
+        covers_all: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`covered` returns the clients whose transcripts are followed: live rows need not wait for an import."""
+        """`covers_all` returns whether all transcripts are followed, so that live rows need not wait for an import."""
         self._engine = engine
         self._home = engine.home
         self._config = config
         self._status = status
         self._clock = clock
-        self._covered = covered
+        self._covers_all = covers_all
         self._pause = 0.0
         self._flushed_at: float | None = None
 
@@ -119,7 +119,7 @@ class FlushTask:
 
     async def _flush(self) -> None:
         args: dict[str, Any] = {"dataset": None, "patient": True}
-        if self._covered():
+        if self._covers_all():
             args["deferral"] = _FOLLOWED_SECONDS
         report = await run_cancellable_job(self._engine, "flush", args)
         rows = sum(each["rows_written"] for each in report["datasets"])

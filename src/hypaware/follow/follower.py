@@ -58,6 +58,8 @@ class Follower:
         """Client → what is known of it; replaced as a whole."""
         self.covered: frozenset[str] = frozenset()
         """Clients of which an import would find nothing that is not followed."""
+        self.covers_all = False
+        """Whether there are clients, and all of them are covered."""
         self._began = datetime.now(UTC)
 
     def run(self, stop: threading.Event) -> None:
@@ -68,7 +70,7 @@ class Follower:
                     self._step(store, spool, stop)
             finally:
                 self._close_watch()
-                self.covered = frozenset()
+                self.covered, self.covers_all = frozenset(), False
 
     def _step(self, store: StateStore, spool: Spool, stop: threading.Event) -> None:
         self._update_clients(store, spool)
@@ -91,6 +93,7 @@ class Follower:
             git.find_repository.cache_clear()
             self._forget_git_at = time.monotonic() + _GIT_SECONDS
         self.covered = frozenset(name for name, client in self._clients.items() if client.is_covered)
+        self.covers_all = bool(self._clients) and len(self.covered) == len(self._clients)
         self.status = {name: self._describe(client) for name, client in self._clients.items()}
 
     def _update_clients(self, store: StateStore, spool: Spool) -> None:

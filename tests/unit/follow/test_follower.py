@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypaware.follow import folder_watch, follower
 from hypaware.follow.folder_watch import FolderWatch
 from hypaware.follow.follower import Follower
 from hypaware.state.home_opener import open_home
+from tests.support import codex_rollouts
 from tests.support.claude_transcripts import user
 from tests.support.followed_home import FollowedHome, parts
 from tests.support.processes import eventually
@@ -119,6 +122,26 @@ def test_a_client_that_is_no_longer_chosen_is_not_followed(at: FollowedHome) -> 
     finally:
         stop.set()
         thread.join(timeout=30)
+
+
+def test_live_rows_wait_for_the_import_while_one_client_has_something_left_for_it(at: FollowedHome) -> None:
+    """Until then nothing tells that the history of a fork, seen by the gateway, is that of another session."""
+    open_home(at.home).store.close()
+    history = replace(at, client="codex").write(codex_rollouts.meta(), name=codex_rollouts.NAME)
+    os.utime(history, (1, 1))
+    chosen: list[str] = ["claude", "codex"]
+    found, stop = Follower(at.home, lambda: at.config, lambda _: chosen), threading.Event()
+    thread = threading.Thread(target=found.run, args=(stop,))
+    thread.start()
+    try:
+        eventually(lambda: found.covered == {"claude"} and found.status["codex"]["left_to_import"] == 1)
+        assert not found.covers_all
+        chosen.remove("codex")
+        eventually(lambda: found.covers_all)
+    finally:
+        stop.set()
+        thread.join(timeout=30)
+    assert not found.covers_all
 
 
 def test_importing_the_follower_loads_neither_spark_nor_arrow() -> None:
