@@ -6,22 +6,23 @@ line counts the omitted rows, which `--json` includes.
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 from hypaware.cli import output
 from hypaware.cli.columns import cell_width, format_cost, format_short, pad_cell
 from hypaware.cli.index_reader import note_no_match, open_for_reading
 from hypaware.cli.usage import describe_prices
 from hypaware.errors import UsageError
+from hypaware.home import Home
 from hypaware.text import escape_cell, format_count
 
 if TYPE_CHECKING:
-    from hypaware.home import Home
     from hypaware.index.filters import Filters
 
 _SEPARATOR = "  "
@@ -54,8 +55,8 @@ def show_overview(filters: Filters, days: int | None) -> None:
         filters = filters._replace(since=_first_moment(days, filters))
         if filters.until is not None and filters.since is not None and filters.until < filters.since:
             raise UsageError(f"--until is before the last {format_count(days, 'day')}")
+    history_reader = _HistoryReader(Home.from_environment())
     with open_for_reading() as index:
-        history_read = _HistoryThread(index.home)
         found = summarize_overview(index, filters, load_prices(index.home))
         shown = render_overview(found, OverviewStyle.of(sys.stdout))
         if not found["totals"]["parts"]:
@@ -63,38 +64,52 @@ def show_overview(filters: Filters, days: int | None) -> None:
                 shown = _NOT_INDEXED
             elif not filters.is_empty:
                 shown = _NO_MATCH
-        history, describe_history = history_read.wait()
-        lines = [describe_history(each, name) for name, each in history.items() if filters.client in (None, name)]
-        output.emit_result({**found, "history": history}, "\n".join([shown, *filter(None, lines)]))
+        history = history_reader.wait()
+        lines = [line for name, (_, line) in history.items() if line and filters.client in (None, name)]
+        documents = {name: each for name, (each, _) in history.items()}
+        output.emit_result({**found, "history": documents}, "\n".join([shown, *lines]))
         if shown == _NO_MATCH:
             note_no_match(index, filters)
 
 
-class _HistoryThread:
-    """Reads what the clients are about to delete: mostly imports, while SQLite adds up without the interpreter."""
+class _HistoryReader:
+    """Reads what the clients are about to delete, in a process of its own: that is mostly imports, which a thread would
+    run on the same core. Make it before anything is opened; if other threads run, `wait` reads instead."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._result: tuple[dict[str, Row], Callable[[Row, str], str | None]] | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
+        self._process = None
+        if threading.active_count() == 1:
+            source, target = os.pipe()
+            self._process = os.fork(), source
+            if not self._process[0]:
+                self._send(target)
+            os.close(target)
 
-    def wait(self) -> tuple[dict[str, Row], Callable[[Row, str], str | None]]:
-        """Return the documents by client, and the function that describes one of them."""
-        self._thread.join()
-        if self._result is None:
-            assert self._error is not None
-            raise self._error
-        return self._result
+    def wait(self) -> dict[str, tuple[Row, str | None]]:
+        """Return by client its document, and a line about it if there is something to say."""
+        if self._process is not None:
+            number, source = self._process
+            with open(source, "rb") as pipe:
+                sent = pipe.read()
+            if not os.waitpid(number, 0)[1]:
+                found: dict[str, tuple[Row, str | None]] = json.loads(sent)
+                return found
+        return self._read()  # raises the error, too
 
-    def _read(self) -> None:
+    def _send(self, target: int) -> NoReturn:
+        code = 1
         try:
-            from hypaware.status.session_expiry import describe_history, read_history
+            with open(target, "wb") as pipe:
+                pipe.write(json.dumps(self._read()).encode())
+            code = 0
+        finally:
+            os._exit(code)  # without the handlers and the buffers of the command
 
-            self._result = read_history(self._home), describe_history
-        except BaseException as error:
-            self._error = error
+    def _read(self) -> dict[str, tuple[Row, str | None]]:
+        from hypaware.status.session_expiry import describe_history, read_history
+
+        return {name: (each, describe_history(each, name)) for name, each in read_history(self._home).items()}
 
 
 def _first_moment(days: int, filters: Filters) -> int:
@@ -106,8 +121,7 @@ def _first_moment(days: int, filters: Filters) -> int:
     return to_moment(datetime.combine(first, time.min, filters.timezone))
 
 
-@dataclass(frozen=True)
-class OverviewStyle:
+class OverviewStyle(NamedTuple):
     width: int | None = None
     """Columns of the terminal; None means unlimited."""
     height: int | None = None
@@ -191,8 +205,7 @@ def _render(table: OverviewTable, look: OverviewStyle) -> str:
     return "\n".join([*lines, table.omitted] if table.omitted else lines)
 
 
-@dataclass(frozen=True)
-class _Column:
+class _Column(NamedTuple):
     """A column of numbers, right-aligned under a heading of one or two lines."""
 
     above: str

@@ -8,11 +8,13 @@ them. So the figures are exact to the microsecond, and no query reads all rows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import date, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hypaware.index import day_sums
 from hypaware.index.filters import Filters, filter_rows, filter_totals, read_names, split_window
 from hypaware.index.prices import Cost, PriceTable, TokenCounts
 from hypaware.index.schema import (
@@ -25,7 +27,7 @@ from hypaware.index.schema import (
     PROMPT_TOKENS,
     SLOT_OF,
 )
-from hypaware.index.time_zones import day_sql, hour_sql, week_sql
+from hypaware.index.time_zones import SlotRange, day_sql, hour_sql, list_ranges, week_sql
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -81,8 +83,10 @@ _TABLES = {
 _ROWS = "parts p JOIN sessions s ON s.id = p.session LEFT JOIN usage u ON u.seq = p.seq"
 _PLACES = {"project": "cwd", "model": "model", "client": "client", "machine": "machine"}
 _KEYS = {**{key: f"f.{column}" for key, column in _PLACES.items()}, "session": "f.session"}
-_OF_SESSIONS = {None: "NULL", "client": "s.client", "machine": "s.machine"}
-_MODELS = "SELECT DISTINCT model FROM totals"
+_PLACE_COLUMNS = ("machine", "client", "cwd", "model")
+_STARTS = {"client": "starts_session", "machine": "starts_session", "project": "starts_cwd", "model": "starts_model"}
+"""The column of `totals` that counts the sessions of a key."""
+_STARTS_COLUMNS = tuple(dict.fromkeys(_STARTS.values()))
 _TIMES = {"day": day_sql, "hour": hour_sql, "week": week_sql}
 _FIRST_DAY = date(1970, 1, 1)
 
@@ -119,13 +123,14 @@ class Figures:
         groups = ", ".join(str(number + 1) for number in range(len(keys) + 1))
         names: tuple[str, ...] = () if only_tokens else COUNTS
         at, counts = len(keys), len(names)
-        sums = ", ".join(f"sum(f.{name})" for name in (*names, *_TOKENS))
-        statement = f"SELECT {{keys}}f.model, {sums} FROM {{source}} GROUP BY {groups}"
-        if only_tokens:
-            statement += f" HAVING {' OR '.join(f'sum(f.{name}) <> 0' for name in _TOKENS)}"
-        for row in self._run(statement, keys):
+        columns = (*names, *_TOKENS)
+        if (rows := self._sum_quickly(keys, columns)) is None:
+            sums = ", ".join(f"sum(f.{name})" for name in columns)
+            rows = self._run(f"SELECT {{keys}}f.model, {sums} FROM {{source}} GROUP BY {groups}", keys)
+        for row in rows:
             numbers = row[at + 1 :]
-            yield FigureRow(row[:at], row[at], numbers[:counts], TokenCounts._make(numbers[counts:]))
+            if not only_tokens or any(numbers):
+                yield FigureRow(row[:at], row[at], numbers[:counts], TokenCounts._make(numbers[counts:]))
         if not (models := self._long_models):
             return
         sums = ", ".join(f"sum(f.{name})" for name in _TOKENS)
@@ -145,10 +150,18 @@ class Figures:
 
     def count_sessions(self, key: str | None = None) -> dict[Any, int]:
         """Return the number of sessions of each key; without one, of all rows, under None."""
-        if key in _OF_SESSIONS and self.has_whole_sessions:
-            query = f"SELECT {_OF_SESSIONS[key]}, count(*) FROM sessions s WHERE {self._totals.sql} GROUP BY 1"
-            counts = dict(self._connection.execute(query, self._values).fetchall())
-            return counts if key else {None: counts.get(None, 0)}
+        if key is None and self.has_whole_sessions:
+            query = f"SELECT count(*) FROM sessions s WHERE {self._totals.sql}"
+            return {None: self._connection.execute(query, self._values).fetchone()[0]}
+        if key in _STARTS and self.has_whole_sessions:
+            counts: Counter[Any] = Counter()
+            column = _PLACE_COLUMNS.index(_PLACES[key])
+            starts = _STARTS_COLUMNS.index(_STARTS[key]) - len(_STARTS_COLUMNS)
+            for row in self._places:
+                counts[row[column]] += row[starts]
+            return dict(counts)
+        if key in ("day", "week") and self.has_whole_sessions and (ranges := self._list_ranges(key)):
+            return day_sums.count_sessions_within(self._connection, ranges, self._time_sql(key, "b.slot"))
         if key is None:
             ((total,),) = self._run("SELECT count(DISTINCT f.session) FROM {source}", ())
             return {None: total}
@@ -183,8 +196,58 @@ class Figures:
     @cached_property
     def _long_models(self) -> list[int]:
         """The ids of the models with other prices for long prompts."""
-        models = (row[0] for row in self._connection.execute(_MODELS))
-        return self._prices.list_long(read_names(self._connection, models))
+        return self._prices.list_long(read_names(self._connection, self._models))
+
+    @cached_property
+    def _models(self) -> list[int]:
+        return [model for (model,) in self._connection.execute(day_sums.MODELS)]
+
+    @cached_property
+    def _places(self) -> list[tuple[Any, ...]]:
+        """The sums of `totals` that match by machine, client, folder and model, which are few; for any time.
+
+        Each row has these four, the counts, the tokens and the columns that count sessions. The four are in the order
+        of an index that holds all of it, so nothing is sorted.
+        """
+        places = ", ".join(f"a.{column}" for column in _PLACE_COLUMNS)
+        sums = ", ".join(f"sum(a.{name})" for name in (*_TABLES["activity"].sums, *_STARTS_COLUMNS))
+        cursor = self._connection.cursor()
+        cursor.row_factory = None
+        statement = f"""SELECT {places}, {sums} FROM totals a{self._join_sessions()} WHERE {self._totals.sql}
+            GROUP BY {places}"""
+        return cursor.execute(statement, self._values).fetchall()
+
+    def _sum_quickly(self, keys: tuple[str, ...], columns: tuple[str, ...]) -> Iterable[tuple[Any, ...]] | None:
+        """Return keys, model and sums without sorting; None if that is not possible."""
+        if all(key in _PLACES for key in keys) and not self._filters.has_window:
+            return self._sum_places(keys, columns)
+        if len(keys) == 1 and keys[0] in ("day", "week") and (ranges := self._list_ranges(keys[0])):
+            key = self._time_sql(keys[0], "b.slot")
+            sums = day_sums.sum_within(self._connection, ranges, self._models, columns)
+            day_sums.add_beyond(self._connection, ranges, self._models, columns, key, sums)
+            return ((*pair, *numbers) for pair, numbers in sums.items())
+        return None
+
+    def _sum_places(self, keys: tuple[str, ...], columns: tuple[str, ...]) -> Iterable[tuple[Any, ...]]:
+        at = [_PLACE_COLUMNS.index(_PLACES[key]) for key in (*keys, "model")]
+        first = len(_PLACE_COLUMNS) + len(_TABLES["activity"].sums) - len(columns)
+        groups: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+        for row in self._places:
+            groups.setdefault(tuple(row[each] for each in at), []).append(row[first : first + len(columns)])
+        return ((*group, *map(sum, zip(*rows, strict=True))) for group, rows in groups.items())
+
+    def _list_ranges(self, time: str) -> list[SlotRange] | None:
+        """Return the days or weeks with rows, if they can be read as ranges: nothing is filtered."""
+        if self._filters.has_window or self._totals.sql != "true":
+            return None
+        return list_ranges(self._filters.timezone, time, *self._span)
+
+    @cached_property
+    def _span(self) -> tuple[int, int]:
+        """The first and the last slot."""
+        span = "SELECT (SELECT min(slot) FROM activity), (SELECT max(slot) FROM activity)"
+        first, last = self._connection.execute(span).fetchone()
+        return first or 0, last or 0
 
     def _select_sums(self, name: str, time: str | None = None) -> str:
         """Return the statement for the rows of a table of sums that match. A row can stand for several slots, of one
@@ -226,16 +289,6 @@ class Figures:
         rows = _TABLES[name].from_rows.format(rows=f"{_ROWS} WHERE {within} AND {self._rows.sql}")
         return f" UNION ALL SELECT {', '.join(columns)} FROM ({rows})"
 
-    def _select_places(self) -> str:
-        """Return the statement for the sums of `totals` that match by machine, client, folder and model, which are few.
-
-        This is the order of an index that holds all of it, so nothing is sorted.
-        """
-        places = ", ".join(f"a.{column}" for column in ("machine", "client", "cwd", "model"))
-        sums = ", ".join(f"sum(a.{name}) AS {name}" for name in _TABLES["activity"].sums)
-        return f"""SELECT {places}, {sums} FROM totals a{self._join_sessions()} WHERE {self._totals.sql}
-            GROUP BY a.machine, a.client, a.cwd, a.model"""
-
     def _join_sessions(self) -> str:
         return " JOIN sessions s ON s.id = a.session" if "s." in self._totals.sql else ""
 
@@ -243,21 +296,14 @@ class Figures:
         """Run a statement over the rows f of a table of sums; `{keys}` are the keys, as columns `key0` and so on."""
         time = next((key for key in keys if key in _TIMES), None)
         columns = [self._time_sql(key) if key in _TIMES else _KEYS[key] for key in keys]
-        of_places = table == "activity" and "f.session" not in statement and not self._filters.has_window
-        if of_places and all(key in _PLACES for key in keys):
-            rows = self._select_places()
-        else:
-            rows = self._select_sums(table, time)
+        rows = self._select_sums(table, time)
         cursor = self._connection.cursor()
         cursor.row_factory = None  # plain tuples: there can be a row for every session
         listed = "".join(f"{column} AS key{at}, " for at, column in enumerate(columns))
         return iter(cursor.execute(statement.format(keys=listed, source=f"({rows}) f"), self._values))
 
     def _time_sql(self, time: str, slot: str = "f.slot") -> str:
-        first, last = self._connection.execute(
-            "SELECT (SELECT min(slot) FROM activity), (SELECT max(slot) FROM activity)"
-        ).fetchone()
-        return _TIMES[time](self._filters.timezone, first or 0, last or 0, slot)
+        return _TIMES[time](self._filters.timezone, *self._span, slot)
 
 
 class TokenTally:

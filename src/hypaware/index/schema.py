@@ -15,7 +15,7 @@ the role, the type and the tool of a part are words before its text (see `hypawa
 
 from __future__ import annotations
 
-VERSION = 7
+VERSION = 8
 SPOOLED = 1 << 62
 SLOT = 15 * 60 * 1_000_000
 
@@ -51,6 +51,7 @@ OVER = f"CASE {_OVER} END"
 
 TOKENS = ("input", "output", "cache_read", "cache_write", "reasoning")
 _TOKEN_COLUMNS = ", ".join(f"{name} INTEGER NOT NULL DEFAULT 0" for name in TOKENS)
+_SUMS = f"messages, parts, tool_calls, {', '.join(TOKENS)}, cache_write_1h"
 
 TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
@@ -69,12 +70,16 @@ TABLES = (
         read_lines INTEGER NOT NULL)""",
     # machine, client, cwd and branch are names; cwd and branch are the newest ones of the main thread.
     # title is the beginning of the first turn. turns, messages, parts and tool_calls count rows of the conversation.
-    """CREATE TABLE sessions (
+    # Tokens are those of all models. model is the name of the only model, 0 if there is none, NULL if there are
+    # several, whose tokens are in `totals`.
+    f"""CREATE TABLE sessions (
         id INTEGER PRIMARY KEY, session_id TEXT NOT NULL, machine INTEGER NOT NULL, client INTEGER, cwd INTEGER,
         branch INTEGER, started_at INTEGER, ended_at INTEGER, title TEXT, turns INTEGER NOT NULL DEFAULT 0,
         messages INTEGER NOT NULL DEFAULT 0, parts INTEGER NOT NULL DEFAULT 0, tool_calls INTEGER NOT NULL DEFAULT 0,
-        errors INTEGER NOT NULL DEFAULT 0, UNIQUE (session_id, machine))""",
-    "CREATE INDEX sessions_by_end ON sessions (ended_at)",
+        errors INTEGER NOT NULL DEFAULT 0, model INTEGER, {_TOKEN_COLUMNS}, cache_write_1h INTEGER NOT NULL DEFAULT 0,
+        UNIQUE (session_id, machine))""",
+    # With the start, so that the sessions of each day are counted from here.
+    "CREATE INDEX sessions_by_end ON sessions (ended_at, started_at)",
     # message is a 64-bit hash of message_id; thread (conversation_id or agent_id), client, role, type, tool, model, cwd
     # and branch are names. file is the data file that holds the row (0 for a row of the spool), block the block that
     # holds its content, hash a hash of everything that is indexed of it.
@@ -99,16 +104,20 @@ TABLES = (
     # With the messages, so that activity by hour and day is counted from here.
     "CREATE INDEX activity_by_slot ON activity (slot, messages)",
     # The sums of `activity` over all slots of a session, model and cwd. Most sessions are of one day, so most questions
-    # can be answered from here. machine and client are those of the session.
+    # can be answered from here. machine and client are those of the session. Sessions are counted by adding up the
+    # columns starts_…: each is 1 in one row of a session, of a session and cwd, and of a session and model, else 0.
     f"""CREATE TABLE totals (
         session INTEGER NOT NULL, model INTEGER NOT NULL, cwd INTEGER NOT NULL, machine INTEGER NOT NULL,
         client INTEGER, first_slot INTEGER NOT NULL, last_slot INTEGER NOT NULL, messages INTEGER NOT NULL,
         turns INTEGER NOT NULL, parts INTEGER NOT NULL, tool_calls INTEGER NOT NULL, errors INTEGER NOT NULL,
-        {_TOKEN_COLUMNS}, cache_write_1h INTEGER NOT NULL DEFAULT 0,
+        {_TOKEN_COLUMNS}, cache_write_1h INTEGER NOT NULL DEFAULT 0, starts_session INTEGER NOT NULL,
+        starts_cwd INTEGER NOT NULL, starts_model INTEGER NOT NULL,
         PRIMARY KEY (session, model, cwd)) WITHOUT ROWID""",
     # In this order, and with all that is added up, SQLite adds up by machine, client, folder and model without sorting.
     f"""CREATE INDEX totals_by_place ON totals (
-        machine, client, cwd, model, messages, parts, tool_calls, {", ".join(TOKENS)}, cache_write_1h)""",
+        machine, client, cwd, model, {_SUMS}, starts_session, starts_cwd, starts_model)""",
+    # In this order, the sums of a day are those of a range.
+    f"CREATE INDEX totals_by_time ON totals (model, first_slot, last_slot, {_SUMS})",
     # The part of `activity` that is due to responses with a long prompt; over is the largest of LONG_PROMPTS that the
     # prompt exceeds.
     f"""CREATE TABLE long_prompts (

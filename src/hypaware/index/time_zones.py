@@ -12,6 +12,7 @@ import struct
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from hypaware.errors import UsageError
@@ -24,6 +25,18 @@ _DAY_SLOTS = 96
 # The clock of a zone changes at most once within this time (Ramadan: about a month).
 _STEP_SLOTS = 14 * _DAY_SLOTS
 _MAX_SLOT = 253_402_300_800 * 1_000_000 // SLOT - 2 * _DAY_SLOTS
+_MAX_RANGES = 5000
+# Slots of a day and of a week, which begins on a Monday, and how many slots the first one begins before 1970.
+_LENGTHS = {"day": (_DAY_SLOTS, 0), "week": (7 * _DAY_SLOTS, 3 * _DAY_SLOTS)}
+
+
+class SlotRange(NamedTuple):
+    """The slots of a day or week."""
+
+    key: int
+    """Days or weeks since 1970, as in `day_sql` and `week_sql`."""
+    first: int
+    last: int
 
 
 def find_zone(name: str | None = None) -> ZoneInfo:
@@ -89,6 +102,29 @@ def hour_sql(zone: ZoneInfo, first_slot: int, last_slot: int, slot: str = "slot"
 def week_sql(zone: ZoneInfo, first_slot: int, last_slot: int, slot: str = "slot") -> str:
     """Return the SQL expression for the week of a slot, from Monday, in weeks since 1970. Week 0 begins on day -3."""
     return f"(({day_sql(zone, first_slot, last_slot, slot)} + 3) / 7)"
+
+
+def list_ranges(zone: ZoneInfo, time: str, first_slot: int, last_slot: int) -> list[SlotRange] | None:
+    """Return the days or weeks of this range, in order. None if they are too many, or if one of them is interrupted.
+
+    A day is interrupted if the clock is set back over midnight after midnight has passed.
+    """
+    length, before = _LENGTHS[time]
+    if first_slot < 0 or last_slot > _MAX_SLOT or (last_slot - first_slot) // length > _MAX_RANGES:
+        return None
+    found: list[SlotRange] = []
+    periods = _list_offsets(zone, first_slot, last_slot)
+    for (begin, offset), end in zip(periods, [*(each[0] for each in periods[1:]), last_slot + 1], strict=True):
+        shift = offset + before
+        for key in range((begin + shift) // length, (end - 1 + shift) // length + 1):
+            first, last = max(begin, key * length - shift), min(end, (key + 1) * length - shift) - 1
+            if found and found[-1].key == key:
+                found[-1] = SlotRange(key, found[-1].first, last)
+            elif found and found[-1].key > key:
+                return None
+            else:
+                found.append(SlotRange(key, first, last))
+    return found
 
 
 def _offset_sql(zone: ZoneInfo, first_slot: int, last_slot: int, slot: str) -> str:

@@ -55,11 +55,25 @@ FROM touched t CROSS JOIN parts p ON p.session = t.session LEFT JOIN usage u ON 
 GROUP BY 1, 2, 3, 4"""
 _SUMMED = ("messages", "turns", "parts", "tool_calls", "errors", *_COUNTS)
 _TOTALS = f"""
-INSERT INTO totals (session, model, cwd, machine, client, first_slot, last_slot, {", ".join(_SUMMED)})
+INSERT INTO totals (session, model, cwd, machine, client, first_slot, last_slot, {", ".join(_SUMMED)},
+                    starts_session, starts_cwd, starts_model)
 SELECT a.session, a.model, a.cwd, s.machine, s.client, min(a.slot), max(a.slot),
-       {", ".join(f"sum(a.{name})" for name in _SUMMED)}
+       {", ".join(f"sum(a.{name})" for name in _SUMMED)},
+       row_number() OVER (PARTITION BY a.session ORDER BY a.model, a.cwd) = 1,
+       row_number() OVER (PARTITION BY a.session, a.cwd ORDER BY a.model) = 1,
+       row_number() OVER (PARTITION BY a.session, a.model ORDER BY a.cwd) = 1
 FROM touched t CROSS JOIN sessions s ON s.id = t.session CROSS JOIN activity a ON a.session = t.session
 GROUP BY 1, 2, 3"""
+# The user's own messages have neither a model nor tokens.
+_HAS_MODEL = f"(a.model <> 0 OR ({' | '.join(f'a.{name}' for name in _COUNTS)}) <> 0)"
+_SESSION_TOKENS = f"""
+UPDATE sessions SET ({", ".join(_COUNTS)}, model) = (
+    SELECT {", ".join(f"sum(a.{name})" for name in _COUNTS)},
+           CASE WHEN min(a.model) FILTER (WHERE {_HAS_MODEL}) = max(a.model) FILTER (WHERE {_HAS_MODEL})
+                THEN max(a.model) FILTER (WHERE {_HAS_MODEL})
+                WHEN count(*) FILTER (WHERE {_HAS_MODEL}) = 0 THEN 0 END
+    FROM totals a WHERE a.session = sessions.id)
+WHERE id IN (SELECT session FROM touched)"""
 _LONG = f"""
 INSERT INTO long_prompts (session, slot, model, cwd, over, {", ".join(_COUNTS)})
 SELECT p.session, {SLOT_OF}, ifnull(p.model, 0), ifnull(p.cwd, 0), {OVER},
@@ -329,13 +343,13 @@ class IndexWriter:
             figures,
         )
         self.connection.executemany("UPDATE sessions SET title = ? WHERE id = ?", titles)
-        # The totals hold the clients of their sessions.
-        for statement in (_ACTIVITY, _TOTALS, _LONG, _LONG_TOTALS, _TOOLS, _TOOL_TOTALS):
-            run(statement)
         empty = self._touched.difference(session for *_, session in figures)
         if empty:
             self.connection.executemany("DELETE FROM sessions WHERE id = ?", [(session,) for session in empty])
             self._sessions = {key: session for key, session in self._sessions.items() if session not in empty}
+        # After the sessions: the totals hold their clients.
+        for statement in (_ACTIVITY, _TOTALS, _SESSION_TOKENS, _LONG, _LONG_TOTALS, _TOOLS, _TOOL_TOTALS):
+            run(statement)
         self._touched = set()
 
     def _mark_turns(self) -> None:
