@@ -8,7 +8,7 @@ as the escapes of JSON and Python, so that nothing is lost and nothing takes eff
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 # C0 without tab and newline, DEL and C1, direction marks, line and paragraph separators, lone surrogates.
@@ -16,9 +16,11 @@ _UNSAFE = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u20
 _IN_BLOCK = re.compile(f"[{_UNSAFE}]")
 _IN_CELL = re.compile(f"[{_UNSAFE}\t\n]")
 _SAFE = bytes([0x09, 0x0A, *range(0x20, 0x7F)])
+_PLAIN = bytes(range(0x20, 0x7F))
 _SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _TIME_UNITS = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"), (1.0, "second"))
 _LONGEST_REASON = 300
+_LONG_TEXT = 10_000
 # Below this similarity a name is more likely another word than a mistyped one.
 _NEAR = 0.65
 _USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]*@")
@@ -26,12 +28,31 @@ _USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]*@")
 
 def escape(text: str) -> str:
     """Escape a block of text. Newlines and tabs are kept."""
+    # Long texts are tables in which few characters can need an escape.
+    if len(text) > _LONG_TEXT and not _IN_BLOCK.search(_remove(text, _SAFE)):
+        return text
     return _IN_BLOCK.sub(_escape_char, text)
 
 
 def escape_cell(text: str) -> str:
     """Escape a table cell or a value within a line. The result is always one line."""
     return _IN_CELL.sub(_escape_char, text)
+
+
+def escape_cells(cells: Sequence[str]) -> Sequence[str]:
+    """Escape table cells. There can be many, and most need no escape."""
+    rest = list_rare("".join(cells))
+    return [escape_cell(cell) for cell in cells] if _IN_CELL.search(rest) else cells
+
+
+def list_rare(text: str) -> str:
+    """Return the text without the printable characters of ASCII."""
+    return _remove(text, _PLAIN)
+
+
+def _remove(text: str, characters: bytes) -> str:
+    """Return the text without these characters of ASCII."""
+    return text.encode("utf-8", "surrogatepass").translate(None, characters).decode("utf-8", "surrogatepass")
 
 
 def escape_json(document: bytes) -> bytes:

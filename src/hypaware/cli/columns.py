@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from hypaware.cli import output
-from hypaware.text import escape_cell
+from hypaware.text import escape_cells, list_rare
 
 _GAP = "  "
 _MIN_FLEXIBLE = 24
+_UNITS = ("k", "M", "G", "T")
 # Letters of European languages and common signs, each of which takes one column.
 _NARROW = re.compile(
     "[ -~\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0373\u0386-\u03ff\u0400-\u0482\u048a-\u052f\u2010-\u2027\u2190-\u2193]*"
@@ -33,10 +35,14 @@ class TextColumn(NamedTuple):
 
     @property
     def width(self) -> int:
-        together = "".join(self.cells)
-        if together.isascii() or _NARROW.fullmatch(together):
+        if self.is_narrow:
             return max(len(self.head), max(map(len, self.cells), default=0))
         return max(cell_width(cell) for cell in (self.head, *self.cells))
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether each character takes one column."""
+        return _NARROW.fullmatch(list_rare("".join(self.cells))) is not None
 
 
 def terminal_width() -> int | None:
@@ -48,28 +54,27 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns
 
 
-def render_columns(columns: Sequence[TextColumn], width: int | None) -> str:
-    """Return the lines of a table. The cells must be one line each; control characters are escaped here."""
-    shown = [TextColumn(each.head, _escape_cells(each.cells), each.rank, each.right, each.flexible) for each in columns]
-    widths = {each.head: each.width for each in shown}
-    if width is not None:
+def render_columns(columns: Sequence[TextColumn], width: int | None) -> Iterator[str]:
+    """Yield the lines of a table. The cells must be one line each; control characters are escaped here."""
+    shown = [each._replace(cells=escape_cells(each.cells)) for each in columns]
+    if width is None:
+        widths = {each.head: each.width for each in shown}
+    else:
         shown, widths = _fit(shown, width)
-    # Column by column: a list can have a line for every session.
-    padded = [_pad_cells([each.head, *each.cells], widths[each.head], each.right) for each in shown]
-    lines = [_GAP.join(cells).rstrip() for cells in zip(*padded, strict=True)]
-    return "\n".join(lines if width is None else [cut(line, width) for line in lines])
-
-
-def _escape_cells(cells: Sequence[str]) -> Sequence[str]:
-    together = "".join(cells)
-    return cells if escape_cell(together) == together else [escape_cell(cell) for cell in cells]
-
-
-def _pad_cells(cells: list[str], width: int, right: bool) -> list[str]:
-    together = "".join(cells)
-    if (together.isascii() or _NARROW.fullmatch(together)) and max(map(len, cells)) <= width:
-        return [cell.rjust(width) if right else cell.ljust(width) for cell in cells]
-    return [_pad(cell, width, right) for cell in cells]
+    # One template for all lines: a list can have a line for every session.
+    template, cells = [], []
+    for each in shown:
+        room = widths[each.head]
+        if each.is_narrow and max(len(each.head), max(map(len, each.cells), default=0)) <= room:
+            template.append(f"%{room}s" if each.right else f"%-{room}s")
+            cells.append(chain((each.head,), each.cells))
+        else:
+            template.append("%s")
+            cells.append(chain(_pad(cell, room, each.right) for cell in (each.head, *each.cells)))
+    line = _GAP.join(template)
+    for row in zip(*cells, strict=True):
+        text = (line % row).rstrip()
+        yield text if width is None else cut(text, width)
 
 
 def _fit(columns: list[TextColumn], width: int) -> tuple[list[TextColumn], dict[str, int]]:
@@ -125,11 +130,13 @@ def format_short(value: int) -> str:
     if -1000 < value < 1000:
         return str(value)
     size = float(value)
-    for unit in ("", "k", "M", "G", "T"):
-        if abs(size) < 999.5:
-            return f"{size:.0f}{unit}" if not unit or abs(size) >= 9.95 else f"{size:.1f}{unit}"
+    for unit in _UNITS:
         size /= 1000
-    return f"{size:,.0f}P"
+        if -9.95 < size < 9.95:
+            return f"{size:.1f}{unit}"
+        if -999.5 < size < 999.5:
+            return f"{size:.0f}{unit}"
+    return f"{size / 1000:,.0f}P"
 
 
 def format_cost(cost: float | None, unpriced: Sequence[str] = ()) -> str:

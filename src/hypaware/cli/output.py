@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
+from itertools import islice
 from pathlib import Path, PurePath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -42,6 +43,8 @@ _UNBOUNDED = 1_000_000
 _GAP = 3
 """Characters between two columns of a table."""
 _LOG_LIMIT = 1 << 20
+_PART = 1000
+"""Items or lines that are encoded together."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Problems of permissions and file systems: not errors of the program.
 _FILE_ERRORS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
@@ -92,6 +95,29 @@ def emit_json(document: Any) -> None:
     global _document_printed
     write_bytes(escape_json(_format_json(document)) + b"\n")
     _document_printed = True
+
+
+def emit_list(name: str, items: Iterable[Any]) -> None:
+    """Print the document `{name: [items]}`. It is encoded and printed in parts: a long list is never in memory as a
+    whole, which takes time as well. The items must not fail."""
+    global _document_printed
+    head, tail = f'{{\n  "{name}": ['.encode(), b"\n  ]\n}"
+    rest, separator = iter(items), head
+    while some := list(islice(rest, _PART)):
+        _document_printed = True
+        write_bytes(separator + escape_json(_format_json({name: some}))[len(head) : -len(tail)])
+        separator = b","
+    if separator is head:
+        emit_json({name: []})
+    else:
+        write_bytes(tail + b"\n")
+
+
+def emit_lines(lines: Iterable[str]) -> None:
+    """Print lines of the result, of which there can be many."""
+    rest = iter(lines)
+    while some := list(islice(rest, _PART)):
+        emit("\n".join(some))
 
 
 def emit(text: str = "") -> None:

@@ -156,7 +156,9 @@ def render_overview(document: dict[str, Any], look: OverviewStyle) -> str:
     if tokens:
         lines.append(f"Tokens: {', '.join(tokens)}")
         cost = format_cost(totals["cost_usd"], totals["unpriced_models"])
-        lines.append(f"Cost: {cost} ({escape_cell(describe_prices(document['prices_as_of'], totals))})")
+        lines.append(
+            f"Cost: {cost} ({escape_cell(describe_prices(document['prices_as_of'], totals['unpriced_models']))})"
+        )
     rows = _ROWS
     while True:
         tables = [_render(table, look) for table in _tables(document, rows) if table.rows]

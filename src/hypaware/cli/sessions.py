@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from hypaware.cli import output
 from hypaware.cli.index_reader import note_no_match, open_for_reading
+from hypaware.index.filters import format_moments, project_of, to_datetime
 from hypaware.text import format_count
 
 if TYPE_CHECKING:
@@ -16,17 +17,18 @@ if TYPE_CHECKING:
 
     from hypaware.cli.columns import TextColumn
     from hypaware.index.filters import Filters
+    from hypaware.index.sessions import SessionList
     from hypaware.index.store import Index
 
 _ON_TERMINAL = 40
 _DATE_SUFFIX = re.compile(r"-20\d{6}$")
-Session = dict[str, Any]
 
 
 def show_sessions(filters: Filters, errors: bool, grep: str | None, sort: str, limit: int | None) -> None:
     from hypaware.cli.columns import render_columns, terminal_width
     from hypaware.index.prices import load_prices
-    from hypaware.index.sessions import list_sessions
+    from hypaware.index.session_order import order_sessions
+    from hypaware.index.sessions import SessionList
 
     width = None if output.wants_json() else terminal_width()
     if limit is None and width is not None:
@@ -37,78 +39,81 @@ def show_sessions(filters: Filters, errors: bool, grep: str | None, sort: str, l
             from hypaware.index.search import find_sessions
 
             among = find_sessions(index, grep)
+        prices = load_prices(index.home)
         # One more than is shown, to tell whether there are more.
         asked = limit + 1 if limit else None
-        found = list_sessions(
-            index, filters, load_prices(index.home), errors=errors, among=among, sort=sort, limit=asked
-        )
-        shown = found[:limit] if limit else found
-        if not output.emit_document({"sessions": shown}):
-            if shown:
-                output.emit(render_columns(_columns(index, shown, filters.timezone, width is not None), width))
-            elif index.progress is not None:
-                output.emit("no session that is indexed yet matches")
-            else:
-                output.emit(
-                    "no session is recorded" if filters.is_empty and not (errors or grep) else "no session matches"
-                )
-        if not shown and index.progress is None:
+        numbers = order_sessions(index, filters, prices, errors=errors, among=among, sort=sort, limit=asked)
+        found = SessionList(index, numbers[:limit] if limit else numbers, prices)
+        if output.wants_json():
+            output.emit_list("sessions", found.list_documents())
+        elif found.rows:
+            output.emit_lines(render_columns(_columns(index, found, filters.timezone, width is not None), width))
+        elif index.progress is not None:
+            output.emit("no session that is indexed yet matches")
+        else:
+            output.emit("no session is recorded" if filters.is_empty and not (errors or grep) else "no session matches")
+        if not found.rows and index.progress is None:
             note_no_match(index, filters)
-        elif len(found) > len(shown) and not output.wants_json():
-            output.note(f"showing only {format_count(len(shown), 'session')}; to see all: --limit 0")
+        elif len(numbers) > len(found.rows) and not output.wants_json():
+            output.note(f"showing only {format_count(len(found.rows), 'session')}; to see all: --limit 0")
 
 
-def _columns(index: Index, found: list[Session], zone: ZoneInfo, on_terminal: bool) -> list[TextColumn]:
+def _columns(index: Index, found: SessionList, zone: ZoneInfo, on_terminal: bool) -> list[TextColumn]:
+    """Return the columns, each made at once: there can be a line for every session."""
     from hypaware.cli.columns import TextColumn, format_cost, format_short, format_span
-    from hypaware.index.sessions import shorten_ids, sum_tokens
+    from hypaware.index.sessions import SessionRow, shorten_ids
 
-    def cells(get: Callable[[Session], Any]) -> list[str]:
-        return ["-" if (value := get(each)) is None else str(value) for each in found]
+    rows, names = found.rows, found.names
+    fields: dict[str, Sequence[Any]] = dict(zip(SessionRow._fields, zip(*rows, strict=True), strict=True))
+    ids, ends = fields["session_id"], fields["ended_at"]
+    if on_terminal:
+        short = shorten_ids(index, ids)
+        shown_ids: Sequence[str] = [short[each] for each in ids]
+        times = [_format_local(each, zone) for each in ends]
+    else:
+        shown_ids, times = ids, format_moments(ends, zone)
 
-    ids = shorten_ids(index, [each["session_id"] for each in found]) if on_terminal else {}
-    times = _format_local if on_terminal else _format_full
+    def name(ids: Sequence[int | None], show: Callable[[str | None], str | None] = lambda each: each) -> list[str]:
+        shown = {each: show(names[each]) or "-" for each in set(ids)}
+        return [shown[each] for each in ids]
+
+    tokens = map(sum, zip(*(fields[each] for each in ("input", "output", "cache_read", "cache_write")), strict=True))
+    lengths = (
+        0.0 if None in pair else (pair[1] - pair[0]) / 1e6 for pair in zip(fields["started_at"], ends, strict=True)
+    )
+    titles = found.titles
     return [
-        TextColumn("id", cells(lambda each: ids.get(each["session_id"], each["session_id"]))),
-        TextColumn("when", cells(lambda each: times(_to_local(each["ended_at"], zone)))),
-        TextColumn("project", cells(lambda each: each["project"]), 2),
-        TextColumn("title", cells(lambda each: each["title"]), flexible=True),
-        TextColumn("branch", cells(lambda each: each["branch"]), 11),
-        TextColumn("client", cells(lambda each: each["client"]), 9),
-        TextColumn("model", cells(lambda each: _format_models(each["models"], on_terminal)), 6),
-        TextColumn("turns", cells(lambda each: each["turns"]), 4, right=True),
-        TextColumn("tools", cells(lambda each: each["tool_calls"]), 8, right=True),
-        TextColumn("errors", cells(lambda each: each["errors"]), 7, right=True),
-        TextColumn("tokens", cells(lambda each: format_short(sum_tokens(each["tokens"]))), 3, right=True),
-        TextColumn("cost", cells(lambda each: format_cost(each["cost_usd"], each["unpriced_models"])), 1, right=True),
-        TextColumn("lasted", cells(lambda each: format_span(_seconds(each))), 5, right=True),
+        TextColumn("id", shown_ids),
+        TextColumn("when", times),
+        TextColumn("project", name(fields["cwd"], project_of), 2),
+        TextColumn(
+            "title",
+            [titles.get(each) or title or "-" for each, title in zip(ids, fields["title"], strict=True)],
+            flexible=True,
+        ),
+        TextColumn("branch", name(fields["branch"]), 11),
+        TextColumn("client", name(fields["client"]), 9),
+        TextColumn("model", [_format_models(found.list_models(row), on_terminal) for row in rows], 6),
+        TextColumn("turns", list(map(str, fields["turns"])), 4, right=True),
+        TextColumn("tools", list(map(str, fields["tool_calls"])), 8, right=True),
+        TextColumn("errors", list(map(str, fields["errors"])), 7, right=True),
+        TextColumn("tokens", list(map(format_short, tokens)), 3, right=True),
+        TextColumn("cost", [format_cost(*found.price(row)) for row in rows], 1, right=True),
+        TextColumn("lasted", list(map(format_span, lengths)), 5, right=True),
     ]
 
 
-def _to_local(text: str | None, zone: ZoneInfo) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text).astimezone(zone)
+def _format_local(moment: int | None, zone: ZoneInfo) -> str:
+    if moment is None:
+        return "-"
+    time = to_datetime(moment).astimezone(zone)
+    return f"{time:%b %d %H:%M}" if time.year == datetime.now(zone).year else f"{time:%Y-%m-%d}"
 
 
-def _format_local(time: datetime | None) -> str | None:
-    if time is None:
-        return None
-    return f"{time:%b %d %H:%M}" if time.year == datetime.now(time.tzinfo).year else f"{time:%Y-%m-%d}"
-
-
-def _format_full(time: datetime | None) -> str | None:
-    return None if time is None else time.isoformat(timespec="seconds")
-
-
-def _format_models(models: list[str], short: bool) -> str | None:
+def _format_models(models: list[str], short: bool) -> str:
     if not models:
-        return None
+        return "-"
     if not short:
         return ",".join(models)
     name = _DATE_SUFFIX.sub("", models[0].removeprefix("claude-"))
     return f"{name} +{len(models) - 1}" if len(models) > 1 else name
-
-
-def _seconds(session: Session) -> float:
-    started, ended = (session[name] for name in ("started_at", "ended_at"))
-    if started is None or ended is None:
-        return 0.0
-    return (datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds()

@@ -6,6 +6,8 @@ import os
 import select
 import sys
 import time
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from hypaware.cli import output
@@ -14,6 +16,7 @@ from hypaware.errors import UsageError
 
 if TYPE_CHECKING:
     from hypaware.index.filters import Filters
+    from hypaware.index.usage import UsageTable
 
 _STDIN_SECONDS = 0.3
 _MAX_STDIN = 1 << 20
@@ -22,7 +25,7 @@ Document = dict[str, Any]
 
 def show_usage(filters: Filters, by: str | None, statusline: bool, limit: int | None) -> None:
     from hypaware.index.prices import load_prices
-    from hypaware.index.usage import summarize_usage
+    from hypaware.index.usage import read_usage, summarize_usage
 
     if statusline:
         if by is not None or limit is not None or output.wants_json():
@@ -30,39 +33,43 @@ def show_usage(filters: Filters, by: str | None, statusline: bool, limit: int | 
         _print_statusline(filters)
         return
     with open_for_reading() as index:
-        found = summarize_usage(index, filters, load_prices(index.home), by=by or "day", limit=limit or None)
-        if not output.emit_document(found):
-            output.emit(_render(found))
-        if not found["rows"] and index.progress is None:
+        prices, chosen = load_prices(index.home), by or "day"
+        if output.wants_json():
+            document = summarize_usage(index, filters, prices, by=chosen, limit=limit or None)
+            output.emit_json(document)
+            is_empty = not document["rows"]
+        else:
+            found = read_usage(index, filters, prices, by=chosen, limit=limit or None)
+            output.emit_lines(_render(found, chosen, prices.as_of))
+            is_empty = not found.rows
+        if is_empty and index.progress is None:
             note_no_match(index, filters)
 
 
-def _render(found: Document) -> str:
+def _render(found: UsageTable, by: str, as_of: str) -> Iterable[str]:
     from hypaware.cli.columns import TextColumn, format_cost, format_short, render_columns, terminal_width
 
-    if not found["rows"]:
-        return "no usage matches"
-    rows = [*found["rows"], {"key": "total", **found["total"]}]
-    names = [row["key"] or "(unknown)" for row in rows]
-
-    def tokens(name: str, rank: int) -> TextColumn:
-        cells = [format_short(row["tokens"][name]) for row in rows]
-        return TextColumn(name.replace("_", " "), cells, rank, right=True)
-
+    if not found.rows:
+        return ["no usage matches"]
+    # Column by column: there can be a row for every session.
+    keys, sessions, *tokens, _, costs, unpriced, _ = zip(*found.rows, found.total, strict=True)
+    heads = (("input", 3), ("output", 2), ("cache read", 4), ("cache write", 4))
     columns = [
-        TextColumn(found["by"], names, flexible=True),
-        TextColumn("sessions", [f"{row['sessions']:,}" for row in rows], 5, right=True),
-        *(tokens(*each) for each in (("input", 3), ("output", 2), ("cache_read", 4), ("cache_write", 4))),
-        TextColumn("cost", [format_cost(row["cost_usd"], row["unpriced_models"]) for row in rows], right=True),
+        TextColumn(by, [key or "(unknown)" for key in keys], flexible=True),
+        TextColumn("sessions", [f"{count:,}" for count in sessions], 5, right=True),
+        *(
+            TextColumn(head, list(map(format_short, counts)), rank, right=True)
+            for (head, rank), counts in zip(heads, tokens, strict=True)
+        ),
+        TextColumn("cost", list(map(format_cost, costs, unpriced)), right=True),
     ]
-    lines = [render_columns(columns, terminal_width()), "", describe_prices(found["prices_as_of"], found["total"])]
-    return "\n".join(lines)
+    return chain(render_columns(columns, terminal_width()), ("", describe_prices(as_of, found.total.unpriced)))
 
 
-def describe_prices(as_of: str, total: Document) -> str:
+def describe_prices(as_of: str, unpriced: Sequence[str]) -> str:
     """Return the date of the prices, and the models that have none."""
     text = f"API list prices of {as_of}"
-    if unpriced := total["unpriced_models"]:
+    if unpriced:
         text += f"; without {', '.join(unpriced)}, for which there is no price (usage.prices in the config adds one)"
     return text
 

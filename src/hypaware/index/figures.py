@@ -168,11 +168,13 @@ class Figures:
         pairs = "SELECT key0, count(*) FROM (SELECT DISTINCT {keys}f.session FROM {source}) GROUP BY 1"
         return dict(self._run(pairs, (key,)))
 
-    def list_session_ids(self) -> Iterable[tuple[int, str]]:
-        """Return number and id of each session that matches, if sessions match as a whole."""
+    def list_numbers(self) -> list[int] | None:
+        """Return the number of each session that matches, if sessions match as a whole; None if all match."""
         assert self.has_whole_sessions
-        query = f"SELECT s.id, s.session_id FROM sessions s WHERE {self._totals.sql}"
-        return self._connection.execute(query, self._values)
+        if self._totals.sql == "true":
+            return None
+        query = f"SELECT s.id FROM sessions s WHERE {self._totals.sql}"
+        return [number for (number,) in self._connection.execute(query, self._values)]
 
     def count_messages(self, time: str) -> dict[int, int]:
         """Return the number of messages of each `day` or `hour`. Those without messages are missing."""

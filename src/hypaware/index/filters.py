@@ -8,7 +8,8 @@ the window are read from the sums, the slots that the window cuts from `parts`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, time, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from zoneinfo import ZoneInfo
 from hypaware.errors import UsageError
 from hypaware.index.schema import FIRST_MONTH, LAST_MONTH, SLOT
 from hypaware.index.session_traits import OtherNames, list_trait_terms
-from hypaware.index.time_zones import find_zone
+from hypaware.index.time_zones import find_zone, list_offsets
 from hypaware.model.dates import parse_date
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ _NAIVE_EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
 _DAY = 86_400 * 1_000_000
 MAX_SLOT = (1 << 62) // SLOT
+_SLOT_SECONDS = SLOT // 1_000_000
+_FIRST_REGULAR = 10**14
+"""From this moment, in 1973, the offset of every zone is a multiple of a quarter of an hour."""
 
 
 class Filters(NamedTuple):
@@ -136,18 +140,57 @@ def to_text(moment: int | None) -> str | None:
     seconds, fraction = divmod(moment, 1_000_000)
     minutes, second = divmod(seconds, 60)
     day, minute = divmod(minutes, 1440)
-    rest = f"{second:02}.{fraction:06}Z" if fraction else f"{second:02}Z"
-    return f"{_day_text(day)}T{_clock_text(minute)}:{rest}"
+    if fraction:
+        return f"{_DAYS[day]}T{_CLOCK[minute]}:{second:02}.{fraction:06}Z"
+    return f"{_DAYS[day]}T{_CLOCK[minute]}:{second:02}Z"
 
 
-@lru_cache(maxsize=1024)
-def _day_text(day: int) -> str:
-    return (_NAIVE_EPOCH + timedelta(days=day)).date().isoformat()
+def format_moments(moments: Sequence[int | None], zone: ZoneInfo) -> list[str]:
+    """Return moments as ISO 8601 text to the second, in the time zone; a dash for none."""
+    known = [moment for moment in moments if moment is not None]
+    if not known or min(known) < _FIRST_REGULAR:
+        return [
+            "-" if each is None else to_datetime(each).astimezone(zone).isoformat(timespec="seconds")
+            for each in moments
+        ]
+    # Without objects of time, as in `to_text`.
+    periods = list_offsets(zone, min(known) // SLOT, max(known) // SLOT)
+    begins = [begin * SLOT for begin, _ in periods[1:]]
+    offsets = [(offset * _SLOT_SECONDS, _offset_text(offset)) for _, offset in periods]
+    found = []
+    for moment in moments:
+        if moment is None:
+            found.append("-")
+            continue
+        offset, suffix = offsets[bisect_right(begins, moment)] if begins else offsets[0]
+        minutes, second = divmod(moment // 1_000_000 + offset, 60)
+        day, minute = divmod(minutes, 1440)
+        found.append(f"{_DAYS[day]}T{_CLOCK[minute]}:{second:02}{suffix}")
+    return found
 
 
-@lru_cache(maxsize=1440)
-def _clock_text(minute: int) -> str:
-    return f"{minute // 60:02}:{minute % 60:02}"
+def _offset_text(slots: int) -> str:
+    hours, quarters = divmod(abs(slots), 4)
+    return f"{'-' if slots < 0 else '+'}{hours:02}:{quarters * 15:02}"
+
+
+class _DayTexts(dict[int, str]):
+    """The days since 1970 as text, made when they are first asked for."""
+
+    def __missing__(self, day: int) -> str:
+        self[day] = text = (_NAIVE_EPOCH + timedelta(days=day)).date().isoformat()
+        return text
+
+
+class _ClockTexts(dict[int, str]):
+    """The minutes of a day as text, made when they are first asked for."""
+
+    def __missing__(self, minute: int) -> str:
+        self[minute] = text = f"{minute // 60:02}:{minute % 60:02}"
+        return text
+
+
+_DAYS, _CLOCK = _DayTexts(), _ClockTexts()
 
 
 def month_of(at: int) -> str:

@@ -93,8 +93,8 @@ class ModelPrice(NamedTuple):
     """If not 0, `long` applies to responses whose prompt has more tokens."""
     long: ModelPrice | None = None
 
-    def cost_of(self, tokens: TokenCounts) -> float:
-        """Return the cost of tokens of responses with short prompts."""
+    def cost_of(self, tokens: tuple[int, ...]) -> float:
+        """Return the cost of tokens (those of TokenCounts) of responses with short prompts."""
         # By position: this is called for every session.
         input_, output, cache_read, cache_write, _, cache_write_1h = tokens
         long_kept = min(cache_write_1h, cache_write)

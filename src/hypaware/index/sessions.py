@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hypaware.errors import HypError
 from hypaware.index.filters import Filters, filter_sessions, project_of, read_names, to_text
@@ -23,14 +23,44 @@ _NEAR_IDS = 500
 _SHORT_ID = 8
 _TOKENS = ", ".join(TokenCounts._fields)
 _HAS_TOKENS = f"({' | '.join(TokenCounts._fields)}) <> 0"
-_COLUMNS = """id, session_id, started_at, ended_at, title, turns, messages, parts, tool_calls, errors,
-machine, client, cwd, branch"""
 _FEW = 1000
 """If more sessions are asked for, and these are most of them, all are read: that is faster than a list of numbers."""
 Document = dict[str, Any]
 ModelTokens = tuple[str | None, TokenCounts, LongTokens | None]
-LongByModel = dict[str | None, dict[int, TokenCounts]]
-Names = Mapping[int | None, str | None]
+LongByModel = dict[int, dict[int, TokenCounts]]
+
+
+class SessionRow(NamedTuple):
+    """A row of `sessions`. machine, client, cwd, branch and model are ids of names; see `hypaware.index.schema`."""
+
+    id: int
+    session_id: str
+    started_at: int | None
+    ended_at: int | None
+    title: str | None
+    turns: int
+    messages: int
+    parts: int
+    tool_calls: int
+    errors: int
+    machine: int
+    client: int | None
+    cwd: int | None
+    branch: int | None
+    model: int | None
+    input: int
+    output: int
+    cache_read: int
+    cache_write: int
+    reasoning: int
+    cache_write_1h: int
+
+
+_TOKEN_FIELDS = ("id", "session_id", "model", *TokenCounts._fields)
+_CWD = SessionRow._fields.index("cwd")
+_PLACES = slice(SessionRow._fields.index("machine"), SessionRow._fields.index("model") + 1)
+# From the end, where all rows have the same fields.
+_MODEL, _FIRST_TOKEN = -len(TokenCounts._fields) - 1, -len(TokenCounts._fields)
 
 
 def list_sessions(
@@ -57,21 +87,103 @@ def read_sessions(index: Index, numbers: Sequence[int], prices: PriceTable) -> d
 
     Sessions that do not exist are left out.
     """
-    cursor = index.connection.cursor()
-    cursor.row_factory = None  # plain tuples: this is called with all sessions, too
-    ((count,),) = cursor.execute("SELECT count(*) FROM sessions")
-    is_most = len(numbers) > max(_FEW, count // 2)
-    chosen = None if is_most else json.dumps(list(numbers))
-    rows = cursor.execute(f"SELECT {_COLUMNS} FROM sessions WHERE {_is_chosen('id', chosen)}", {"chosen": chosen})
-    found = {row[0]: row for row in rows}
-    names = read_names(index.connection, {each for row in found.values() for each in row[-4:]})
-    titles = read_titles(index.home)
-    usage = read_model_tokens(index.connection, chosen, prices)
-    return {
-        each: _to_document(found[each], names, usage.get(each) or [], prices, titles)
-        for each in numbers
-        if each in found
-    }
+    listed = SessionList(index, numbers, prices)
+    return dict(zip((row[0] for row in listed.rows), listed.list_documents(), strict=True))
+
+
+class SessionList:
+    """Sessions as rows, with what is needed to show one of them: names, titles, tokens by model and costs.
+
+    There can be many sessions, and most of what they share is computed once.
+    """
+
+    def __init__(
+        self, index: Index, numbers: Sequence[int] | None, prices: PriceTable, *, only_tokens: bool = False
+    ) -> None:
+        """Read the sessions of these numbers, in their order, or all sessions in any order.
+
+        With `only_tokens`, rows have only id, session_id, model and tokens, and there are no documents.
+        """
+        cursor = index.connection.cursor()
+        cursor.row_factory = None  # plain tuples, each with the fields of SessionRow
+        chosen = None
+        if numbers is not None:
+            ((count,),) = cursor.execute("SELECT count(*) FROM sessions")
+            chosen = None if len(numbers) > max(_FEW, count // 2) else json.dumps(list(numbers))
+        fields = ", ".join(_TOKEN_FIELDS if only_tokens else SessionRow._fields)
+        statement = f"SELECT {fields} FROM sessions WHERE {_is_chosen('id', chosen)}"
+        rows = cursor.execute(statement, {"chosen": chosen}).fetchall()
+        if numbers is not None:
+            found = {row[0]: row for row in rows}
+            rows = [found[each] for each in numbers if each in found]
+        self.rows: list[tuple[Any, ...]] = rows
+        several = [row[0] for row in rows if row[_MODEL] is None]
+        self._several = _read_several(index.connection, several) if several else {}
+        ids = {row[_MODEL] for row in rows} if only_tokens else {each for row in rows for each in row[_PLACES]}
+        ids.update(model for by_model in self._several.values() for model, _ in by_model)
+        self.names = read_names(index.connection, ids)
+        self.titles = {} if only_tokens else read_titles(index.home)
+        self._prices = prices
+        self._long = _read_long(index.connection, chosen, prices.list_long(self.names))
+        self._found = {each: prices.find(name) for each, name in self.names.items()}
+
+    def price(self, row: tuple[Any, ...]) -> tuple[float | None, Sequence[str]]:
+        """Return the cost of a session, and the models without a price."""
+        price = self._found.get(row[_MODEL])
+        if price is not None and row[0] not in self._long:
+            # This is so for most sessions. Those with several models have no model of their own.
+            tokens = row[_FIRST_TOKEN:]
+            return round(price.cost_of(tokens), 6) if any(tokens) else None, ()
+        cost, long = Cost(), self._long.get(row[0]) or {}
+        for model, counts in self._list_tokens(row):
+            cost.add(self._prices, self.names[model], counts, long.get(model))
+        return cost.rounded, cost.list_unpriced()
+
+    def list_models(self, row: tuple[Any, ...]) -> list[str]:
+        """Return the models of a session, the one with the most output first."""
+        if (model := row[_MODEL]) is not None:
+            return [name] if (name := self.names[model]) else []
+        found = sorted(self._list_tokens(row), key=lambda each: (-each[1].output, self.names[each[0]] or ""))
+        return [name for model, _ in found if (name := self.names[model])]
+
+    def list_documents(self) -> Iterator[Document]:
+        """Yield each session in the shape of `list_sessions`."""
+        names, titles, price, list_models = self.names, self.titles, self.price, self.list_models
+        projects = {each: project_of(names[each]) for each in {row[_CWD] for row in self.rows}}
+        for row in self.rows:
+            (_, session_id, started_at, ended_at, title, turns, messages, parts, tool_calls, errors) = row[:10]
+            (machine, client, cwd, branch, _, input_, output, cache_read, cache_write, reasoning, _) = row[10:]
+            cost, unpriced = price(row)
+            yield {
+                "session_id": session_id,
+                "client": names[client],
+                "machine": names[machine],
+                "project": projects[cwd],
+                "cwd": names[cwd],
+                "branch": names[branch],
+                "models": list_models(row),
+                "title": titles.get(session_id) or title,
+                "started_at": to_text(started_at),
+                "ended_at": to_text(ended_at),
+                "turns": turns,
+                "messages": messages,
+                "parts": parts,
+                "tool_calls": tool_calls,
+                "errors": errors,
+                "tokens": {
+                    "input": input_,
+                    "output": output,
+                    "cache_read": cache_read,
+                    "cache_write": cache_write,
+                    "reasoning": reasoning,
+                },
+                "cost_usd": cost,
+                "unpriced_models": list(unpriced),
+            }
+
+    def _list_tokens(self, row: tuple[Any, ...]) -> list[tuple[int, TokenCounts]]:
+        model = row[_MODEL]
+        return self._several[row[0]] if model is None else [(model, TokenCounts._make(row[_FIRST_TOKEN:]))]
 
 
 def has_several_machines(index: Index) -> bool:
@@ -191,40 +303,20 @@ def _is_chosen(column: str, chosen: str | None) -> str:
     return "true" if chosen is None else f"{column} IN (SELECT value FROM json_each(:chosen))"
 
 
-def read_model_tokens(connection: Connection, chosen: str | None, prices: PriceTable) -> dict[int, list[ModelTokens]]:
-    """Return the tokens of each chosen session by model, the model with the most output first.
-
-    `chosen` is a JSON array of numbers, or None for all sessions.
-    """
+def _read_several(connection: Connection, sessions: Sequence[int]) -> dict[int, list[tuple[int, TokenCounts]]]:
+    """Return the tokens of each of these sessions by model."""
+    sums = ", ".join(f"sum({name})" for name in TokenCounts._fields)
     cursor = connection.cursor()
     cursor.row_factory = None
-    # The rows without a model are the user's own messages, which have no tokens. They are in the order of the primary
-    # key: a session's model is in several of them if the session moved from folder to folder.
+    # The rows without a model are the user's own messages, which have no tokens.
     rows = cursor.execute(
-        f"""SELECT session, model, {_TOKENS} FROM totals
-            WHERE {_is_chosen("session", chosen)} AND (model <> 0 OR {_HAS_TOKENS}) ORDER BY session, model""",
-        {"chosen": chosen},
-    ).fetchall()
-    models = read_names(connection, {row[1] for row in rows})
-    found: dict[int, list[ModelTokens]] = {}
-    previous = None
-    for row in rows:
-        session, model = row[:2]
-        tokens = TokenCounts._make(row[2:])
-        if (session, model) == previous:
-            by_model = found[session]
-            by_model[-1] = (by_model[-1][0], by_model[-1][1] + tokens, None)
-        elif session in found:
-            found[session].append((models[model], tokens, None))
-        else:
-            found[session] = [(models[model], tokens, None)]
-        previous = (session, model)
-    long = _read_long(connection, chosen, prices.list_long(models))
-    for session, by_model in found.items():
-        if session in long:
-            found[session] = by_model = [(name, tokens, long[session].get(name)) for name, tokens, _ in by_model]
-        if len(by_model) > 1:
-            by_model.sort(key=lambda each: (-each[1].output, each[0] or ""))
+        f"""SELECT session, model, {sums} FROM totals WHERE {_is_chosen("session", "")}
+            AND (model <> 0 OR {_HAS_TOKENS}) GROUP BY session, model""",
+        {"chosen": json.dumps(sessions)},
+    )
+    found: dict[int, list[tuple[int, TokenCounts]]] = {}
+    for session, model, *counts in rows:
+        found.setdefault(session, []).append((model, TokenCounts._make(counts)))
     return found
 
 
@@ -234,55 +326,13 @@ def _read_long(connection: Connection, chosen: str | None, models: Sequence[int]
         return {}
     cursor = connection.cursor()
     cursor.row_factory = None
+    sums = ", ".join(f"sum({name})" for name in TokenCounts._fields)
     rows = cursor.execute(
-        f"""SELECT session, name, over, {_TOKENS} FROM long_totals JOIN names ON names.id = long_totals.model
-            WHERE {_is_chosen("session", chosen)} AND model IN ({", ".join(map(str, models))})""",
+        f"""SELECT session, model, over, {sums} FROM long_totals
+            WHERE {_is_chosen("session", chosen)} AND model IN ({", ".join(map(str, models))}) GROUP BY 1, 2, 3""",
         {"chosen": chosen},
     )
     found: dict[int, LongByModel] = {}
     for session, model, over, *counts in rows:
-        sizes = found.setdefault(session, {}).setdefault(model, {})
-        sizes[over] = sizes.get(over, TokenCounts()) + TokenCounts._make(counts)
+        found.setdefault(session, {}).setdefault(model, {})[over] = TokenCounts._make(counts)
     return found
-
-
-def price_models(by_model: list[ModelTokens], prices: PriceTable) -> tuple[TokenCounts, float | None, list[str]]:
-    """Return the tokens, their cost, and the models without a price."""
-    if len(by_model) == 1 and by_model[0][2] is None and (price := prices.find(by_model[0][0])) is not None:
-        # This is so for most sessions.
-        tokens = by_model[0][1]
-        return tokens, round(price.cost_of(tokens), 6) if any(tokens) else None, []
-    tokens, cost = TokenCounts(), Cost()
-    for model, counts, long in by_model:
-        tokens += counts
-        cost.add(prices, model, counts, long)
-    return tokens, cost.rounded, cost.list_unpriced()
-
-
-def _to_document(
-    row: tuple[Any, ...], names: Names, by_model: list[ModelTokens], prices: PriceTable, titles: Mapping[str, str]
-) -> Document:
-    tokens, cost, unpriced = price_models(by_model, prices)
-    (_, session_id, started_at, ended_at, title, turns, messages, parts, tool_calls, errors, *places) = row
-    machine, client, cwd, branch = places
-    folder = names[cwd]
-    return {
-        "session_id": session_id,
-        "client": names[client],
-        "machine": names[machine],
-        "project": project_of(folder),
-        "cwd": folder,
-        "branch": names[branch],
-        "models": [each[0] for each in by_model if each[0]],
-        "title": titles.get(session_id) or title,
-        "started_at": to_text(started_at),
-        "ended_at": to_text(ended_at),
-        "turns": turns,
-        "messages": messages,
-        "parts": parts,
-        "tool_calls": tool_calls,
-        "errors": errors,
-        "tokens": tokens.as_document(),
-        "cost_usd": cost,
-        "unpriced_models": unpriced,
-    }

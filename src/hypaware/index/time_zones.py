@@ -113,7 +113,7 @@ def list_ranges(zone: ZoneInfo, time: str, first_slot: int, last_slot: int) -> l
     if first_slot < 0 or last_slot > _MAX_SLOT or (last_slot - first_slot) // length > _MAX_RANGES:
         return None
     found: list[SlotRange] = []
-    periods = _list_offsets(zone, first_slot, last_slot)
+    periods = list_offsets(zone, first_slot, last_slot)
     for (begin, offset), end in zip(periods, [*(each[0] for each in periods[1:]), last_slot + 1], strict=True):
         shift = offset + before
         for key in range((begin + shift) // length, (end - 1 + shift) // length + 1):
@@ -128,7 +128,7 @@ def list_ranges(zone: ZoneInfo, time: str, first_slot: int, last_slot: int) -> l
 
 
 def _offset_sql(zone: ZoneInfo, first_slot: int, last_slot: int, slot: str) -> str:
-    changes = _list_offsets(zone, first_slot, last_slot)
+    changes = list_offsets(zone, first_slot, last_slot)
     offset = str(changes[-1][1])
     if len(changes) == 1:
         return offset
@@ -136,7 +136,7 @@ def _offset_sql(zone: ZoneInfo, first_slot: int, last_slot: int, slot: str) -> s
     return f"CASE {cases} ELSE {offset} END"
 
 
-def _list_offsets(zone: ZoneInfo, first_slot: int, last_slot: int) -> list[tuple[int, int]]:
+def list_offsets(zone: ZoneInfo, first_slot: int, last_slot: int) -> list[tuple[int, int]]:
     """Return the periods of the range as (first slot, offset in slots)."""
     at = max(0, min(first_slot, _MAX_SLOT))
     end = min(last_slot, _MAX_SLOT)

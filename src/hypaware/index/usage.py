@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hypaware.index.figures import Figures, TokenTally, to_date
 from hypaware.index.filters import Filters, project_of, read_names
 from hypaware.index.prices import PriceTable
-from hypaware.index.sessions import price_models, read_model_tokens, session_document
+from hypaware.index.sessions import SessionList, session_document
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -30,30 +30,74 @@ def summarize_usage(
     newest or the most expensive rows; the total includes all. The key of a project is its last folder, or its path if
     several projects share that name; `cwd` is its path. A key is None if the rows do not have the property.
     """
-    figures = Figures(index.connection, filters, prices)
-    if by == "session" and figures.has_whole_sessions:
-        rows, total = _read_whole_sessions(index.connection, figures, prices)
-    else:
-        groups, total = _read_groups(index.connection, figures, by)
-        keys = _name_keys(index.connection, by, groups)
-        rows = [keys[key] | group.as_document(prices) for key, group in groups.items()]
-    if by in _TIMES:
-        rows.sort(key=lambda row: str(row["key"]))
-        rows = rows if limit is None else rows[max(0, len(rows) - limit) :]
-    else:
-        rows.sort(key=_sort_key)
-        rows = rows[:limit]
+    found = read_usage(index, filters, prices, by=by, limit=limit)
     return {
         "by": by,
         "timezone": filters.timezone.key,
         "prices_as_of": prices.as_of,
-        "rows": rows,
-        "total": total.as_document(prices),
+        "rows": [row.as_document(with_cwd=by == "project") for row in found.rows],
+        "total": {name: value for name, value in found.total.as_document().items() if name != "key"},
     }
 
 
-def _sort_key(row: Document) -> tuple[float, int, str]:
-    return -(row["cost_usd"] or 0.0), -sum(row["tokens"].values()), row["key"] or ""
+class UsageRow(NamedTuple):
+    key: str | None
+    sessions: int
+    input: int
+    output: int
+    cache_read: int
+    cache_write: int
+    reasoning: int
+    cost: float | None
+    unpriced: Sequence[str]
+    cwd: str | None = None
+
+    def as_document(self, *, with_cwd: bool = False) -> Document:
+        key, sessions, input_, output, cache_read, cache_write, reasoning, cost, unpriced, cwd = self
+        place = {"key": key, "cwd": cwd} if with_cwd else {"key": key}
+        return {
+            **place,
+            "sessions": sessions,
+            "tokens": {
+                "input": input_,
+                "output": output,
+                "cache_read": cache_read,
+                "cache_write": cache_write,
+                "reasoning": reasoning,
+            },
+            "cost_usd": cost,
+            "unpriced_models": list(unpriced),
+        }
+
+
+class UsageTable(NamedTuple):
+    rows: list[UsageRow]
+    total: UsageRow
+
+
+def read_usage(
+    index: Index, filters: Filters, prices: PriceTable, *, by: str = "day", limit: int | None = None
+) -> UsageTable:
+    """Return what `summarize_usage` describes, as rows: there can be one for every session."""
+    figures = Figures(index.connection, filters, prices)
+    if by == "session" and figures.has_whole_sessions:
+        rows, total = _read_whole_sessions(index, figures, prices)
+    else:
+        groups, total = _read_groups(index.connection, figures, by)
+        keys = _name_keys(index.connection, by, groups)
+        rows = [group.as_row(prices, *keys[key]) for key, group in groups.items()]
+    if by in _TIMES:
+        rows.sort(key=lambda row: str(row.key))
+        rows = rows if limit is None else rows[max(0, len(rows) - limit) :]
+    else:
+        rows.sort(key=_sort_key)
+        rows = rows[:limit]
+    return UsageTable(rows, total.as_row(prices, "total"))
+
+
+def _sort_key(row: UsageRow) -> tuple[float, int, str]:
+    key, _, input_, output, cache_read, cache_write, reasoning, cost, *_ = row
+    return -(cost or 0.0), -(input_ + output + cache_read + cache_write + reasoning), key or ""
 
 
 class _Group:
@@ -63,27 +107,16 @@ class _Group:
         self.sessions = sessions
         self.tokens = TokenTally()
 
-    def as_document(self, prices: PriceTable) -> Document:
+    def as_row(self, prices: PriceTable, key: str | None, cwd: str | None = None) -> UsageRow:
         tokens, cost = self.tokens.add_up(prices)
-        return {"sessions": self.sessions, "tokens": tokens.as_document(), **cost.as_document()}
+        return UsageRow(key, self.sessions, *tokens[:5], cost.rounded, cost.list_unpriced(), cwd)
 
 
-def _read_whole_sessions(connection: Connection, figures: Figures, prices: PriceTable) -> tuple[list[Document], _Group]:
+def _read_whole_sessions(index: Index, figures: Figures, prices: PriceTable) -> tuple[list[UsageRow], _Group]:
     """Return the rows by session, and the total. There can be many, so each costs as little as possible."""
-    tokens = read_model_tokens(connection, None, prices)
-    rows = []
-    for number, session_id in figures.list_session_ids():
-        counts, cost, unpriced = price_models(tokens.get(number) or [], prices)
-        rows.append(
-            {
-                "key": session_id,
-                "sessions": 1,
-                "tokens": counts.as_document(),
-                "cost_usd": cost,
-                "unpriced_models": unpriced,
-            }
-        )
-    _, total = _read_groups(connection, figures, "machine")
+    listed = SessionList(index, figures.list_numbers(), prices, only_tokens=True)
+    rows = [UsageRow._make((row[1], 1, *row[3:8], *listed.price(row), None)) for row in listed.rows]
+    _, total = _read_groups(index.connection, figures, "machine")
     return rows, total
 
 
@@ -119,21 +152,21 @@ def _to_month(day: int) -> str:
     return to_date(day).isoformat()[:7]
 
 
-def _name_keys(connection: Connection, by: str, keys: Iterable[Any]) -> dict[Any, Document]:
+def _name_keys(connection: Connection, by: str, keys: Iterable[Any]) -> dict[Any, tuple[str | None, str | None]]:
+    """Return the key of each row, and the path if it is a project."""
     if by == "day":
-        return {key: {"key": to_date(key).isoformat()} for key in keys}
+        return {key: (to_date(key).isoformat(), None) for key in keys}
     if by in _TIMES:
-        return {key: {"key": key} for key in keys}
+        return {key: (key, None) for key in keys}
     if by == "session":
         ids = connection.execute("SELECT id, session_id FROM sessions")
-        return {number: {"key": session_id} for number, session_id in ids}
+        return {number: (session_id, None) for number, session_id in ids}
     names = read_names(connection, keys)
     if by != "project":
-        return {key: {"key": names[key]} for key in keys}
+        return {key: (names[key], None) for key in keys}
     shared = Counter(project_of(names[key]) for key in keys)
     return {
-        key: {"key": names[key] if shared[project_of(names[key])] > 1 else project_of(names[key]), "cwd": names[key]}
-        for key in keys
+        key: (names[key] if shared[project_of(names[key])] > 1 else project_of(names[key]), names[key]) for key in keys
     }
 
 

@@ -21,7 +21,7 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(values: list[list[str]], 
         for at, each in enumerate(values)
     ]
 
-    lines = render_columns(table, width).split("\n")
+    lines = list(render_columns(table, width))
 
     assert len(lines) == rows + 1
     assert max(map(cell_len, lines)) <= width
