@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -62,7 +62,8 @@ def render_columns(columns: Sequence[TextColumn], width: int | None) -> Iterator
     else:
         shown, widths = _fit(shown, width)
     # One template for all lines: a list can have a line for every session.
-    template, cells = [], []
+    template: list[str] = []
+    cells: list[Iterable[str]] = []
     for each in shown:
         room = widths[each.head]
         if each.is_narrow and max(len(each.head), max(map(len, each.cells), default=0)) <= room:
@@ -70,7 +71,7 @@ def render_columns(columns: Sequence[TextColumn], width: int | None) -> Iterator
             cells.append(chain((each.head,), each.cells))
         else:
             template.append("%s")
-            cells.append(chain(_pad(cell, room, each.right) for cell in (each.head, *each.cells)))
+            cells.append([_pad(cell, room, each.right) for cell in (each.head, *each.cells)])
     line = _GAP.join(template)
     for row in zip(*cells, strict=True):
         text = (line % row).rstrip()

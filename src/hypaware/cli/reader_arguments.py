@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from hypaware.index.filters import Filters
 
 _MAX_DAYS = 36_500
 _MAX_DIGITS = 9
@@ -65,6 +68,14 @@ COMMANDS: dict[str, tuple[ReadingOption, ...]] = {
     "sessions": (
         *FILTERS,
         ReadingOption("--errors", "Only sessions with errors, such as failed tool calls.", default=False),
+        ReadingOption("--tool", "Only sessions that have called this tool, such as Bash.", "T"),
+        ReadingOption("--failed", "Only sessions in which a call of this tool has failed.", "T"),
+        ReadingOption(
+            "--weekday",
+            "Only sessions that were active on this day of the week.",
+            choices=("mon", "tue", "wed", "thu", "fri", "sat", "sun"),
+        ),
+        ReadingOption("--hour", "Only sessions that were active in this hour, 0 to 23.", "H", least=0, most=23),
         ReadingOption("--grep", "Only sessions with a part that contains the words, as for hyp search.", "WORDS"),
         ReadingOption(
             "--sort",
@@ -133,6 +144,15 @@ def parse_plainly(args: Sequence[str]) -> dict[str, Any] | None:
     return given
 
 
+def _choose_sessions(filters: Filters, given: dict[str, Any]) -> Filters:
+    """Return the filters with those that only `hyp sessions` has, and remove these from the values."""
+    from hypaware.index.session_traits import WEEKDAYS
+
+    tool, failed, weekday, hour = (given.pop(name) for name in ("tool", "failed", "weekday", "hour"))
+    day = None if weekday is None else WEEKDAYS.index(weekday)
+    return filters._replace(tool=tool, failed=failed, weekday=day, hour=hour)
+
+
 def run_reading_command(command: str, given: dict[str, Any]) -> None:
     """Run a command with its values, except `as_json`."""
     from hypaware.index.filters import make_filters
@@ -141,7 +161,7 @@ def run_reading_command(command: str, given: dict[str, Any]) -> None:
     if command == "sessions":
         from hypaware.cli.sessions import show_sessions
 
-        show_sessions(filters, **given)
+        show_sessions(_choose_sessions(filters, given), **given)
     elif command == "usage":
         from hypaware.cli.usage import show_usage
 

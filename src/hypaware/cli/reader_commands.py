@@ -79,6 +79,7 @@ class _SearchCommand(Command):
         "hyp sessions --project shop --since 7d",
         "hyp sessions --sort cost --limit 10",
         "hyp sessions --errors --grep 'connection refused' --json",
+        "hyp sessions --failed Bash --weekday mon --hour 9",
     ],
 )
 @_add_options(COMMANDS["sessions"])

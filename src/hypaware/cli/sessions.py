@@ -61,10 +61,10 @@ def show_sessions(filters: Filters, errors: bool, grep: str | None, sort: str, l
 def _columns(index: Index, found: SessionList, zone: ZoneInfo, on_terminal: bool) -> list[TextColumn]:
     """Return the columns, each made at once: there can be a line for every session."""
     from hypaware.cli.columns import TextColumn, format_cost, format_short, format_span
-    from hypaware.index.sessions import SessionRow, shorten_ids
+    from hypaware.index.sessions import StoredSession, shorten_ids
 
     rows, names = found.rows, found.names
-    fields: dict[str, Sequence[Any]] = dict(zip(SessionRow._fields, zip(*rows, strict=True), strict=True))
+    fields: dict[str, Sequence[Any]] = dict(zip(StoredSession._fields, zip(*rows, strict=True), strict=True))
     ids, ends = fields["session_id"], fields["ended_at"]
     if on_terminal:
         short = shorten_ids(index, ids)

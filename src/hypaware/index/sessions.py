@@ -30,7 +30,7 @@ ModelTokens = tuple[str | None, TokenCounts, LongTokens | None]
 LongByModel = dict[int, dict[int, TokenCounts]]
 
 
-class SessionRow(NamedTuple):
+class StoredSession(NamedTuple):
     """A row of `sessions`. machine, client, cwd, branch and model are ids of names; see `hypaware.index.schema`."""
 
     id: int
@@ -57,8 +57,8 @@ class SessionRow(NamedTuple):
 
 
 _TOKEN_FIELDS = ("id", "session_id", "model", *TokenCounts._fields)
-_CWD = SessionRow._fields.index("cwd")
-_PLACES = slice(SessionRow._fields.index("machine"), SessionRow._fields.index("model") + 1)
+_CWD = StoredSession._fields.index("cwd")
+_PLACES = slice(StoredSession._fields.index("machine"), StoredSession._fields.index("model") + 1)
 # From the end, where all rows have the same fields.
 _MODEL, _FIRST_TOKEN = -len(TokenCounts._fields) - 1, -len(TokenCounts._fields)
 
@@ -105,12 +105,12 @@ class SessionList:
         With `only_tokens`, rows have only id, session_id, model and tokens, and there are no documents.
         """
         cursor = index.connection.cursor()
-        cursor.row_factory = None  # plain tuples, each with the fields of SessionRow
+        cursor.row_factory = None  # plain tuples, each with the fields of StoredSession
         chosen = None
         if numbers is not None:
             ((count,),) = cursor.execute("SELECT count(*) FROM sessions")
             chosen = None if len(numbers) > max(_FEW, count // 2) else json.dumps(list(numbers))
-        fields = ", ".join(_TOKEN_FIELDS if only_tokens else SessionRow._fields)
+        fields = ", ".join(_TOKEN_FIELDS if only_tokens else StoredSession._fields)
         statement = f"SELECT {fields} FROM sessions WHERE {_is_chosen('id', chosen)}"
         rows = cursor.execute(statement, {"chosen": chosen}).fetchall()
         if numbers is not None:
