@@ -24,6 +24,7 @@ TABLE = (
     CommandEntry("sessions", "reader_commands:sessions", "List the recorded sessions."),
     CommandEntry("show", "show:show", "Read the conversation of a session."),
     CommandEntry("tail", "show:tail", "Watch sessions while they are recorded."),
+    CommandEntry("restore-session", "restore_session:restore_session", "Give a session back to a client."),
     CommandEntry("usage", "reader_commands:usage", "Show tokens and cost by day, project, model and more."),
     CommandEntry("overview", "reader_commands:overview", "Show sessions, tokens, cost and tools at a glance."),
     CommandEntry("search", "reader_commands:search", "Find words in recorded sessions."),

@@ -21,6 +21,7 @@ from hypaware.model.datasets import Row
 
 if TYPE_CHECKING:
     from hypaware.clients.reader import SourceReader
+    from hypaware.clients.recorded_session import RecordedSession, Transcript
 
 Environment = Mapping[str, str]
 """The environment variables that a provider requests, with the values of `hyp backfill`'s caller; includes HOME."""
@@ -152,6 +153,22 @@ class ResumeCommand:
     """The client finds the session only from its folder."""
 
 
+class TranscriptWriter(Protocol):
+    """Writes recorded sessions in the format of a client. It only builds the files; nothing is written here."""
+
+    def accepts(self, session_id: str) -> bool:
+        """Return whether the client can have a session with this id."""
+
+    def find(self, session_id: str, environment: Environment) -> Path | None:
+        """Return the transcript of a session if the client has it."""
+
+    def restore(self, session: RecordedSession, environment: Environment) -> Transcript:
+        """Return the transcript of a session of this client, with the ids that were recorded."""
+
+    def carry_over(self, session: RecordedSession, session_id: str, environment: Environment) -> Transcript:
+        """Return the conversation of a session of another client, as a new session with this id."""
+
+
 @dataclass(frozen=True)
 class Client:
     name: str
@@ -163,6 +180,8 @@ class Client:
     """Continues one of its sessions, if it can."""
     settings: ClientSettings | None = None
     """Attaches it to the gateway, if it can be attached."""
+    transcripts: TranscriptWriter | None = None
+    """Writes recorded sessions as its transcripts, if it can resume those."""
 
 
 Materialize = Callable[[Any, Provenance, Counter[str]], Iterator[Row]]

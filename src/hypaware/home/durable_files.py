@@ -103,6 +103,26 @@ def replace_atomically(
         raise
 
 
+def create_atomic(path: Path, data: bytes, mode: int = 0o600, *, before_link: Callable[[], None] | None = None) -> None:
+    """Create a file that readers see whole or not at all. Raise FileExistsError, and change nothing, if it exists."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        try:
+            write_all(fd, data)
+            fsync_fd(fd)
+        finally:
+            os.close(fd)
+        if before_link is not None:
+            before_link()
+        # Unlike a rename, a link never replaces a file.
+        os.link(temporary, path, follow_symlinks=False)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    fsync_dir(path.parent)
+
+
 def write_all(fd: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:

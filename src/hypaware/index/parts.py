@@ -232,6 +232,11 @@ def to_microseconds(timestamp: str) -> int:
     return (datetime.fromisoformat(timestamp) - _EPOCH) // _MICROSECOND
 
 
+def is_client_note(text: str) -> bool:
+    """Tell whether the text of a user's message is a note of the client, such as the folder and the date."""
+    return text.lstrip().startswith(_CLIENT_NOTES)
+
+
 def is_command(text: str) -> bool:
     """Tell whether a turn is a command to the client and not a prompt."""
     return text.startswith(("<command-", "<bash-input>"))
@@ -271,7 +276,7 @@ def _unwrap(prompt: str) -> str:
 def _is_typed(part_type: str, text: str | None) -> bool:
     if part_type not in _TYPED_PARTS:
         return False
-    return part_type != "text" or (bool(text) and not (text or "").lstrip().startswith(_CLIENT_NOTES))
+    return part_type != "text" or (text is not None and text != "" and not is_client_note(text))
 
 
 def _read_usage(usage: Any) -> tuple[int, ...] | None:

@@ -109,7 +109,7 @@ def count_unread(connection: sqlite3.Connection | None, files: Sequence[SpoolFil
     read = _read_sizes(connection) if connection else {}
     lines = 0
     for file in files:
-        with suppress(FileNotFoundError), _open_listed(file) as opened:
+        with suppress(FileNotFoundError), open_listed(file) as opened:
             opened.seek(min(read.get((file.name, file.inode), 0), file.size))
             while block := opened.read(1 << 20):
                 lines += block.count(b"\n")
@@ -226,7 +226,7 @@ class SpoolIndexer:
         """Yield rows of whole lines, with the bytes and lines that are then read."""
         read_bytes, read_lines = segment.read_bytes, segment.read_lines
         try:
-            with _open_listed(file) as opened:
+            with open_listed(file) as opened:
                 opened.seek(read_bytes)
                 while lines := _read_lines(opened, file.size - read_bytes):
                     rows = []
@@ -315,7 +315,7 @@ class SpoolIndexer:
             self._writer.remove(seqs)
 
 
-def _open_listed(file: SpoolFile) -> BinaryIO:
+def open_listed(file: SpoolFile) -> BinaryIO:
     """Open a segment that may have been sealed since it was listed. Raise FileNotFoundError if it was committed."""
     try:
         return open(file.path, "rb")

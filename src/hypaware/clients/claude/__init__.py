@@ -5,6 +5,7 @@ Session ids, agent ids and paths in a transcript are data: no path is ever built
 
 from hypaware.clients.claude.attach import ClaudeSettings
 from hypaware.clients.claude.history import ClaudeHistory
+from hypaware.clients.claude.transcript import ClaudeTranscript
 from hypaware.clients.client import Client, ResumeCommand
 
 CLIENT = Client(
@@ -13,4 +14,5 @@ CLIENT = Client(
     backfill=ClaudeHistory(),
     resume=ResumeCommand(("claude", "--resume"), in_folder=True),
     settings=ClaudeSettings(),
+    transcripts=ClaudeTranscript(),
 )

@@ -3,6 +3,7 @@
 from hypaware.clients.client import Client, ResumeCommand
 from hypaware.clients.codex.attach import CodexSettings
 from hypaware.clients.codex.history import CodexHistory
+from hypaware.clients.codex.rollout_writer import CodexRollout
 
 CLIENT = Client(
     "codex",
@@ -10,4 +11,5 @@ CLIENT = Client(
     backfill=CodexHistory(),
     resume=ResumeCommand(("codex", "resume"), by_thread=True),
     settings=CodexSettings(),
+    transcripts=CodexRollout(),
 )
