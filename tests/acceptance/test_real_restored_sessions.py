@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,13 @@ from typing import Any
 import pytest
 from backports import zstd
 
+from hypaware.clients.recorded_session import list_carried_parts
+from tests.support import claude_transcripts, codex_rollouts
 from tests.support.client_script import COMMAND, LAST_WORD, Script
 from tests.support.command import Hyp
 from tests.support.raw_exchanges import MESSAGES
 from tests.support.real_clients import CLAUDE, CODEX, FREELY, Client, User, find_program, user_of
+from tests.support.restored_sessions import by_session, read_rows
 
 pytestmark = pytest.mark.real_clients
 
@@ -139,3 +143,41 @@ def test_a_session_of_one_client_is_continued_by_the_other(
         backfill(other, hyp)
         query = f"SELECT DISTINCT entrypoint FROM {MESSAGES} WHERE session_id = '{report['restored_session_id']}'"
         assert "hyp-restore-session" in {row["entrypoint"] for row in hyp.query(query)}
+
+
+@pytest.mark.parametrize("client", [CLAUDE, CODEX], ids=lambda client: client.name)
+def test_every_sample_is_resumed_with_all_that_was_said(client: Client, tmp_path: Path, hyp: Hyp) -> None:
+    """Compacted sessions, forks, subagents, signed thinking, errors, images, parallel calls, several versions."""
+    with user_of(client, tmp_path, Script().answer) as user:
+        # The samples were made in another folder, in which nothing can be resumed here.
+        project = str(user.folder / "project")
+        sessions = by_session(read_rows(client.provider, unpack_samples(client, tmp_path / "samples", project)))
+        rows = [row for session in sessions.values() for message in session.messages for row in message.rows]
+        hyp.ingest([{name: value for name, value in row.items() if name != "gateway_id"} for row in rows])
+        for session_id, session in sessions.items():
+            parts = [part for part in list_carried_parts(session, Counter()) if part.kind != "call"]
+            if not parts:
+                continue
+            sent = resume(user, restore(user, hyp, session_id)["restored_session_id"])
+            told = "".join(text for text in list_texts(sent) if text != "input_text")
+            assert [part.text for part in parts if part.text.strip() not in told] == [], session_id
+
+
+def list_texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from list_texts(each)
+
+
+def unpack_samples(client: Client, folder: Path, project: str) -> list[Path]:
+    if client is CLAUDE:
+        paths = claude_transcripts.unpacked(folder)
+    else:
+        folder.mkdir()
+        paths = [folder / name for name in codex_rollouts.sample_names()]
+        for path in paths:
+            path.write_bytes(codex_rollouts.sample(path.name))
+    for path in paths:
+        path.write_bytes(path.read_bytes().replace(b"/home/dev/project", project.encode()))
+    return paths

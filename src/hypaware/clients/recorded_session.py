@@ -159,6 +159,23 @@ def parse_json(text: Any) -> Any:
         return None
 
 
+def list_output_texts(text: str) -> list[str] | None:
+    """Return the texts of a result that Codex wrote as a list, which is recorded as JSON; None for any other result."""
+    found = parse_json(text) if text.startswith('[{"') else None
+    if not isinstance(found, list) or orjson.dumps(found).decode() != text:
+        return None
+    texts = [each["text"] for each in found if _is_input_text(each)]
+    return texts if len(texts) == len(found) else None
+
+
+def _is_input_text(item: Any) -> bool:
+    return (
+        isinstance(item, dict)
+        and item == {"type": "input_text", "text": item.get("text")}
+        and isinstance(item["text"], str)
+    )
+
+
 def list_carried_parts(session: RecordedSession, losses: Losses) -> list[CarriedPart]:
     """Return the conversation without what only its own client understands.
 
@@ -219,6 +236,7 @@ def _carry(message: RecordedMessage, row: Row, losses: Losses) -> Iterator[Carri
             if row.get("content_text") is None:
                 losses["image"] += 1
                 text = IMAGE_NOTE
+            text = "".join(list_output_texts(text) or [text])
             is_error = bool(row.get("is_error"))
             yield CarriedPart("result", at, text, _clean_id(row["tool_result_for"]), is_error=is_error)
         case "reasoning":

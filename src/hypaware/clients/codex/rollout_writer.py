@@ -8,13 +8,18 @@ never recorded, and the provider does not accept it without.
 A session of another client becomes a new thread, whose `originator` is `hyp-restore-session`; its first line names the
 session that it comes from, under `restored_from`.
 
+The client resumes a session only if its config has the session's model provider. If it has not, the provider of the
+config takes its place.
+
 Items are what the client sends to the model, events are what it shows.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +39,7 @@ from hypaware.clients.recorded_session import (
     TranscriptFile,
     is_uuid,
     list_carried_parts,
+    list_output_texts,
     parse_json,
 )
 from hypaware.index.parts import is_client_note
@@ -48,7 +54,7 @@ _FIGURES = (
 )
 _CARRIED_ORIGINATOR = "hyp-restore-session"
 _VERSION = "0.0.0"
-_PROVIDER = "openai"
+_BUILT_IN_PROVIDERS = ("openai", "ollama", "lmstudio", "amazon-bedrock")
 
 
 class CodexRollout:
@@ -64,6 +70,7 @@ class CodexRollout:
 
     def restore(self, session: RecordedSession, environment: Environment) -> Transcript:
         losses: Losses = Counter()
+        providers = _Providers(environment)
         threads: dict[str, list[RecordedMessage]] = {}
         for message in session.messages:
             threads.setdefault(message.get("conversation_id") or session.session_id, []).append(message)
@@ -74,7 +81,8 @@ class CodexRollout:
             if not is_uuid(name):
                 losses["other"] += sum(len(each.rows) for each in threads[name])
                 continue
-            lines = _ThreadLines(session, name, threads[name], losses).lines
+            meta = _build_meta(session, name, threads[name][0], providers)
+            lines = [meta, *_ThreadLines(session, name, threads[name], losses).lines]
             path = _place(name, str(threads[name][0].get("conversation_started_at")), environment)
             files.append(TranscriptFile(path, _join(lines)))
         return Transcript(_main_thread(session), tuple(files), len(session.messages), losses)
@@ -83,9 +91,25 @@ class CodexRollout:
         losses: Losses = Counter()
         parts = list_carried_parts(session, losses)
         started_at = parts[0].at if parts else session.messages[0].at
-        lines = list(_carry_lines(session, session_id, started_at, parts))
+        lines = list(_carry_lines(session, session_id, started_at, parts, _Providers(environment).default))
         path = _place(session_id, started_at, environment)
         return Transcript(session_id, (TranscriptFile(path, _join(lines)),), len(parts), losses)
+
+
+class _Providers:
+    """The model providers that the client knows. It does not resume a session of another one."""
+
+    def __init__(self, environment: Environment) -> None:
+        config = history.CodexHistory().folders(environment)[0].with_name("config.toml")
+        settings: Line = {}
+        with suppress(OSError, ValueError):
+            settings = tomllib.loads(config.read_text(encoding="utf-8"))
+        chosen, added = settings.get("model_provider"), settings.get("model_providers")
+        self._known = {*_BUILT_IN_PROVIDERS, *(added if isinstance(added, dict) else ())}
+        self.default = chosen if isinstance(chosen, str) and chosen in self._known else _BUILT_IN_PROVIDERS[0]
+
+    def choose(self, recorded: Any) -> str:
+        return recorded if isinstance(recorded, str) and recorded in self._known else self.default
 
 
 def _main_thread(session: RecordedSession) -> str:
@@ -122,7 +146,7 @@ def _to_client_time(moment: str) -> str:
 
 
 class _ThreadLines:
-    """The lines of one thread of the client itself."""
+    """The lines of one thread of the client itself, without the first one."""
 
     def __init__(
         self, session: RecordedSession, thread: str, messages: Sequence[RecordedMessage], losses: Losses
@@ -131,7 +155,7 @@ class _ThreadLines:
         self._scope = fallback_scope(session.session_id, thread)
         self._occurrences = Occurrences()
         self._total: Counter[str] = Counter()
-        self.lines = [_build_meta(session, thread, messages[0]), _build_turn(messages[0])]
+        self.lines = [_build_turn(messages[0])]
         for message in messages:
             for line in self._list_lines(message):
                 self.lines.append(line)
@@ -175,7 +199,7 @@ class _ThreadLines:
         return _event(message.at, "token_count", info=info, rate_limits=None)
 
 
-def _build_meta(session: RecordedSession, thread: str, first: RecordedMessage) -> Line:
+def _build_meta(session: RecordedSession, thread: str, first: RecordedMessage, providers: _Providers) -> Line:
     found = first.attributes.get("codex")
     facts: Line = found if isinstance(found, dict) else {}
     parent, cwd = first.get("parent_thread_id"), first.get("cwd") or session.cwd
@@ -195,7 +219,7 @@ def _build_meta(session: RecordedSession, thread: str, first: RecordedMessage) -
         "cli_version": first.get("client_version") or _VERSION,
         "source": source,
         "thread_source": first.get("user_type"),
-        "model_provider": facts.get("model_provider") or _PROVIDER,
+        "model_provider": providers.choose(facts.get("model_provider")),
         "git": _without_none(git) or None,
     }
     return _line("session_meta", started_at, _without_none(meta))
@@ -249,18 +273,13 @@ def _to_result(row: Row) -> Line:
 
 
 def _to_output(row: Row) -> Any:
-    """Return the output as the client wrote it: text, or a list of texts, which is recorded as JSON."""
     text = row.get("content_text") or ""
-    found = parse_json(text) if text.startswith("[{") else None
-    is_list = isinstance(found, list) and all(
-        isinstance(each, dict) and each.get("type") == "input_text" and isinstance(each.get("text"), str)
-        for each in found
-    )
-    return found if is_list and orjson.dumps(found).decode() == text else text
+    texts = list_output_texts(text)
+    return text if texts is None else [{"type": "input_text", "text": each} for each in texts]
 
 
 def _carry_lines(
-    session: RecordedSession, session_id: str, started_at: str, parts: Sequence[CarriedPart]
+    session: RecordedSession, session_id: str, started_at: str, parts: Sequence[CarriedPart], provider: str
 ) -> Iterator[Line]:
     first = session.messages[0]
     git = {"branch": first.get("git_branch"), "commit_hash": first.get("head_sha")}
@@ -274,7 +293,7 @@ def _carry_lines(
         "cli_version": _VERSION,
         "source": "cli",
         "thread_source": "user",
-        "model_provider": _PROVIDER,
+        "model_provider": provider,
         "git": _without_none(git) or None,
         "restored_from": {"client": session.client, "session_id": session.session_id},
     }
