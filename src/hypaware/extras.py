@@ -11,12 +11,14 @@ from hypaware.errors import NotReady
 
 MODULES = {
     "mcp": ("mcp",),
+    "otlp": ("opentelemetry.proto.collector", "google.protobuf"),
     "s3": ("obstore",),
     "server": ("jwt", "prometheus_client"),
     "telemetry": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 _PURPOSE = {
     "mcp": "serving agents over MCP",
+    "otlp": "recording telemetry over OTLP",
     "s3": "delivering to S3, Google Cloud Storage or Azure",
     "server": "the server",
     "telemetry": "telemetry",
@@ -34,8 +36,12 @@ def require(extra: str) -> None:
         raise NotReady(
             f"{_PURPOSE[extra]} needs packages that are not installed",
             kind=f"{extra}_not_installed",
-            repair=f"pip install 'hypaware[{extra}]'",
+            repair=install_command(extra),
         )
+
+
+def install_command(extra: str) -> str:
+    return f"pip install 'hypaware[{extra}]'"
 
 
 def _is_found(module: str) -> bool:

@@ -51,7 +51,7 @@ try:
 except HypError as error:
     print(error.message)
     sys.exit(error.exit_code)
-heavy = {"pyspark", "py4j", "pyarrow", "obstore", "pyiceberg", "jinja2", "hypaware.page"}
+heavy = {"pyspark", "py4j", "pyarrow", "obstore", "pyiceberg", "jinja2", "hypaware.page", "google.protobuf"}
 print(*sorted(heavy & set(sys.modules)))
 """
 
@@ -86,16 +86,16 @@ class DaemonHome:
         return self.deliveries.home
 
     @contextmanager
-    def running(self) -> Iterator[RunningDaemon]:
-        with self.started() as daemon:
+    def running(self, crash_at: str | None = None) -> Iterator[RunningDaemon]:
+        with self.started(crash_at) as daemon:
             # A daemon that holds its lock may not have replaced the status file of a killed one yet.
             processes.eventually(lambda: lifecycle.ready_pid(self.home) == daemon.process.pid)
             yield daemon
 
     @contextmanager
-    def started(self) -> Iterator[RunningDaemon]:
+    def started(self, crash_at: str | None = None) -> Iterator[RunningDaemon]:
         log_file = self.folder / "daemon.log"
-        with processes.running(_DAEMON, self.home, log_file, self.jobs) as process:
+        with processes.running(_DAEMON, self.home, log_file, self.jobs, crash_at=crash_at) as process:
             yield RunningDaemon(process, log_file)
 
 

@@ -34,7 +34,9 @@ def append(home: Home, rows: list[dict[str, Any]], seal: bool = True) -> None:
         spool.close()
 
 
-def flush(home: Home, limits: FlushConfig | None = None, *, skip_deferred: bool = False) -> FlushReport:
+def flush(
+    home: Home, limits: FlushConfig | None = None, *, skip_deferred: bool = False, dataset: str = DATASET
+) -> FlushReport:
     """Flush as an engine does: check for damage, recover, then commit."""
     with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
         with store.reading() as connection:
@@ -42,7 +44,7 @@ def flush(home: Home, limits: FlushConfig | None = None, *, skip_deferred: bool 
         found = roll_back_damaged(home, {name: max(by_source.values()) for name, by_source in known.items()})
         fsync_all(home, skip={table for table, reason in found.items() if isinstance(reason, LakeError)})
         return Flusher(home, store, lake, limits or FlushConfig()).flush(
-            datasets.get(DATASET), wait=0, skip_deferred=skip_deferred
+            datasets.get(dataset), wait=0, skip_deferred=skip_deferred
         )
 
 

@@ -22,7 +22,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import BooleanType, IntegerType, LongType, NestedField, StringType, TimestamptzType
+from pyiceberg.types import BooleanType, DoubleType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from hypaware.home import Home, durable_files
 from hypaware.iceberg.fsync import fsync_commit
@@ -54,6 +54,7 @@ _TYPES = {
     ColumnType.STRING: StringType(),
     ColumnType.INT: IntegerType(),
     ColumnType.BIGINT: LongType(),
+    ColumnType.DOUBLE: DoubleType(),
     ColumnType.BOOLEAN: BooleanType(),
     ColumnType.TIMESTAMP: TimestamptzType(),
     ColumnType.JSON: StringType(),

@@ -44,11 +44,11 @@ def succeed(code: str, home: Home, *args: object) -> str:
 
 
 @contextmanager
-def running(code: str, home: Home, *args: object) -> Iterator[subprocess.Popen[str]]:
+def running(code: str, home: Home, *args: object, crash_at: str | None = None) -> Iterator[subprocess.Popen[str]]:
     """Start the snippet with pipes for its input and output, and kill it at the end if it still runs."""
     with subprocess.Popen(
         _command(code, args),
-        env=_environment(home, None),
+        env=_environment(home, crash_at),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -115,6 +115,9 @@ def _topics(document: Document, now: datetime) -> Iterator[tuple[str, str]]:
         page: Document = daemon.get("page") or {}
         if page.get("state") == "listening":
             text += f", page on http://{page['listen']}"
+        otlp: Document = next((each for each in document["sources"] if each.get("kind") == "telemetry"), {})
+        if otlp.get("state") == "listening":
+            text += f", telemetry on {otlp['listen']}: {format_count(otlp['rows'], 'row')}"
     yield "daemon", text
     for client in document["clients"]:
         if client.get("history") and (line := describe_history(client["history"], client["client"])):

@@ -182,6 +182,8 @@ class Client:
     """Attaches it to the gateway, if it can be attached."""
     transcripts: TranscriptWriter | None = None
     """Writes recorded sessions as its transcripts, if it can resume those."""
+    service_names: tuple[str, ...] = ()
+    """The `service.name` of its own telemetry, if it sends any over OTLP."""
 
 
 Materialize = Callable[[Any, Provenance, Counter[str]], Iterator[Row]]

@@ -19,6 +19,8 @@ BUILT_IN_CLIENTS = ("claude", "codex")
 BUILT_IN_ENCODERS = ("parquet", "jsonl", "jsonl-zstd")
 # Raw exchanges are kept for reprojection and are never exported.
 LOCAL_DATASETS = ("ai_gateway_exchanges",)
+# The retention of built-in datasets that have their own.
+DATASET_DAYS = {"ai_gateway_exchanges": 14, "otel_logs": 30, "otel_metrics": 30, "otel_spans": 30}
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,13 @@ class PageConfig:
 
 
 @dataclass(frozen=True)
+class OtlpConfig:
+    listen: str = _setting(
+        values.LOOPBACK_OR_OFF, "", "address at which the daemon records telemetry over OTLP/HTTP; empty means off"
+    )
+
+
+@dataclass(frozen=True)
 class UsageConfig:
     prices: str = _setting(values.TEXT, "", "file with your own prices, instead of those of the package")
 
@@ -131,7 +140,7 @@ class RetentionConfig:
     default_days: int = _setting(values.integer(0), 0, "days to keep rows; 0 means forever")
     wait_for_sinks: bool = _setting(values.FLAG, True, "keep rows that a sink has not received")
     max_hold_days: int = _setting(values.integer(0), 30, "maximum number of days to wait for a sink")
-    datasets: Mapping[str, int] = field(default_factory=lambda: {"ai_gateway_exchanges": 14})
+    datasets: Mapping[str, int] = field(default_factory=lambda: dict(DATASET_DAYS))
 
 
 @dataclass(frozen=True)
@@ -175,6 +184,7 @@ class Config:
     lake: LakeConfig = field(default_factory=LakeConfig)
     index: IndexConfig = field(default_factory=IndexConfig)
     page: PageConfig = field(default_factory=PageConfig)
+    otlp: OtlpConfig = field(default_factory=OtlpConfig)
     usage: UsageConfig = field(default_factory=UsageConfig)
     flush: FlushConfig = field(default_factory=FlushConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)

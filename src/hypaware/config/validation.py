@@ -292,7 +292,7 @@ def _datasets_of_sink(table: Mapping[str, Any], path: KeyPath, one: bool) -> tup
 
 
 def _reject_unknown_dataset(name: str, path: KeyPath) -> None:
-    if name in (*schema.DEFAULT_DATASETS, *schema.LOCAL_DATASETS):
+    if name in (*schema.DEFAULT_DATASETS, *schema.DATASET_DAYS):
         return
     # Imported here: it loads the entry points.
     from hypaware.model import datasets

@@ -181,6 +181,10 @@ def _loopback(raw: Any) -> str:
     return value
 
 
+def _loopback_or_off(raw: Any) -> str:
+    return _loopback(raw) if _text(raw) else ""
+
+
 def _destination(raw: Any) -> str:
     value = _non_empty(raw)
     if "://" not in value and not value.strip().startswith(("/", "~")):
@@ -349,6 +353,7 @@ SIZE = ValueType("a number of bytes", '"128MiB"', _size, format_size)
 MEMORY = ValueType("an amount of memory in k, m, g or t", '"1g"', _matching(r"(?i)[1-9]\d*[kmgt]"))
 LISTEN = ValueType("an address and a port", '"127.0.0.1:18521"', _listen)
 LOOPBACK = ValueType("127.0.0.1, localhost or [::1], and a port", '"127.0.0.1:4177"', _loopback)
+LOOPBACK_OR_OFF = ValueType("127.0.0.1, localhost or [::1], and a port, or empty", '"127.0.0.1:4318"', _loopback_or_off)
 HOSTS = ValueType("a list of host names or addresses", '["192.0.2.7"]', _hosts, list)
 ENDPOINT = ValueType("an http or https address, or empty", '"https://s3.example"', _endpoint)
 URL = ValueType("an http or https address", '"https://api.example"', _url)

@@ -1,5 +1,5 @@
 """The daemon process: the gateway, an export task per sink, one task each for follow, flush, import and maintenance,
-and the address of the page.
+the address of the page, and the OTLP receiver.
 
 The daemon follows config changes. An invalid config is logged and the previous one stays in force. A valid one takes
 effect immediately: the export tasks of changed sinks are cancelled, which is safe at any moment, and restarted; the
@@ -21,6 +21,7 @@ from typing import Any
 from hypaware.config import LiveConfig
 from hypaware.daemon.follow_task import FollowTask
 from hypaware.daemon.gateway_task import GatewayTask
+from hypaware.daemon.otlp_task import OtlpTask
 from hypaware.daemon.page_task import PageTask
 from hypaware.daemon.status_file import StatusFile
 from hypaware.daemon.tasks import ExportTask, FlushTask, ImportTask, IndexTask
@@ -62,6 +63,7 @@ class DaemonService:
         self._status = StatusFile(self._home, clock.now())
         self._gateway = GatewayTask(spool, lambda: self._config, self._status, clock)
         self._page = PageTask(self._home, lambda: self._config, self._status, clock)
+        self._otlp = OtlpTask(self._home, lambda: self._config, self._status, clock)
         self._sinks: dict[str, asyncio.Task[None]] = {}
         self._wakeup = asyncio.Event()
         self._stopping = self._reload_requested = False
@@ -75,14 +77,15 @@ class DaemonService:
         context = (self._engine, lambda: self._config, self._status, self._clock)
         follow = FollowTask(self._home, lambda: self._config, self._status)
         gateway, flush = self._gateway, FlushTask(*context, lambda: follow.covers_all)
-        # The first write of the status file means "ready" to other processes, so open both addresses first.
+        # The first write of the status file means "ready" to other processes, so open all addresses first.
         await self._page.begin()
+        await self._otlp.begin()
         await gateway.begin()
         imports = ImportTask(*context, lambda: gateway.last_rows_at, lambda: follow.covered)
         maintenance = MaintenanceTask(*context)
         index = IndexTask(self._home, self._clock)
         periodic: tuple[PeriodicTask, ...] = (flush, imports, maintenance, index)
-        tasks = [asyncio.create_task(each.run()) for each in (gateway, follow, self._page)]
+        tasks = [asyncio.create_task(each.run()) for each in (gateway, follow, self._page, self._otlp)]
         tasks += [asyncio.create_task(run_periodic_task(each, log)) for each in periodic]
         try:
             for sink in self._config.sinks:
@@ -94,7 +97,7 @@ class DaemonService:
             self._status.announce_stop(self._clock.now())
             await _cancel([*tasks, *self._sinks.values()])
             # Together: clients must not wait until a long transcript is read.
-            await asyncio.gather(follow.close(), gateway.close(), self._page.close())
+            await asyncio.gather(follow.close(), gateway.close(), self._page.close(), self._otlp.close())
             await flush.finish()
             if self._is_ours():
                 self._status.remove()
@@ -123,6 +126,7 @@ class DaemonService:
         before, self._config = self._config, config
         self._gateway.reload()
         self._page.reload()
+        self._otlp.reload()
         changed = [sink for sink in self._sinks if before.sinks[sink] != config.sinks.get(sink)]
         await _cancel([self._sinks.pop(sink) for sink in changed])
         for sink in changed:

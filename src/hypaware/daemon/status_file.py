@@ -7,11 +7,12 @@
      follow: {error, clients: {name: {state, mode, polling_reason, folders, sources, rows, last_recorded_at,
               left_to_import, error}}},
      catch_up: {last_run, last_status, next_look}, maintain: {next_look, waits, last_run, last_status},
-     page: {state, listen, error, pid}}
+     page: {state, listen, error, pid},
+     otlp: {state, listen, error, requests, rows, ignored, rejected, by_dataset, redacted, last_rows_at, last_error}}
 
-The state of the gateway and of the page is `listening`, `down` or `off`; that of a followed client is `following`,
-`folder_missing` or `failing`. `unknown` counts paths, `without_row` kinds of items and `redacted` rules. All counts
-start at zero with the daemon.
+The state of the gateway, of the page and of the OTLP receiver is `listening`, `down` or `off`; that of a followed
+client is `following`, `folder_missing` or `failing`. `unknown` counts paths, `without_row` kinds of items and
+`redacted` rules. All counts start at zero with the daemon.
 
 The file is replaced atomically but not synced: it is meaningless after a power cut, and without the daemon's lock.
 """
@@ -49,6 +50,7 @@ class StatusFile:
             "catch_up": dict.fromkeys(("last_run", "last_status", "next_look")),
             "maintain": dict.fromkeys(("next_look", "waits", "last_run", "last_status")),
             "page": {},
+            "otlp": {},
         }
         self._written: bytes | None = None
 

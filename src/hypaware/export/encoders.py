@@ -113,6 +113,10 @@ def _encode_column(name: str, values: Any, is_json: bool) -> tuple[bytes, Any, b
         return key + b'"', pc.binary_join_element_wise(day, time, b"T"), b'Z"'
     if pa.types.is_integer(kind):
         return key, _numbers(values), b""
+    if pa.types.is_floating(kind):
+        # Not Arrow's text, in which a whole number is not a floating-point number any more.
+        lines = [None if each is None else orjson.dumps(each) for each in values.to_pylist()]
+        return key, pa.array(lines, pa.binary()), b""
     if pa.types.is_boolean(kind):
         return key, values.cast(pa.string()).cast(pa.binary()), b""
     raise TypeError(f"column {name} has the unsupported type {kind}")

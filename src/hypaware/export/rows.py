@@ -34,6 +34,7 @@ from hypaware.privacy import policy
 from hypaware.privacy.policy import PrivacyPolicy
 from hypaware.privacy.redact import Redaction, load_marker_key, text_redactors
 from hypaware.privacy.secret_rules import SECRET_HINT
+from hypaware.privacy.withheld_sessions import list_session_folders
 from hypaware.state.streams import PlannedChunk, StreamKey
 
 if TYPE_CHECKING:
@@ -106,7 +107,14 @@ class PrivacyGate:
 
 
 def make_gate(home: Home, config: Config) -> PrivacyGate:
-    is_withheld = PrivacyPolicy.from_config(home, config.privacy, remember=True).is_withheld
+    privacy = PrivacyPolicy.from_config(home, config.privacy, remember=True)
+
+    def is_withheld(cwd: str | None, session_id: str | None) -> bool:
+        if privacy.is_withheld(cwd, session_id):
+            return True
+        # Telemetry names no folder. Its session is withheld if one of the folders in which it was is.
+        folders = list_session_folders(home, session_id) if session_id and not cwd else ()
+        return any(privacy.is_withheld(folder, session_id) for folder in folders)
 
     @cache
     def redactors(dataset: str) -> Mapping[str, Redactor]:

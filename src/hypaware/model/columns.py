@@ -1,12 +1,13 @@
 """Column types, and the coercion of a producer's value into one of them.
 
-A coerced value is plain JSON: text, an integer or a boolean. A timestamp is UTC text with microseconds
+A coerced value is plain JSON: text, a number or a boolean. A timestamp is UTC text with microseconds
 (`2026-11-15T07:15:08.256000Z`); a JSON column is canonical JSON text. Coercing a coerced value changes nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class ColumnType(StrEnum):
     STRING = "STRING"
     INT = "INT"
     BIGINT = "BIGINT"
+    DOUBLE = "DOUBLE"
     BOOLEAN = "BOOLEAN"
     TIMESTAMP = "TIMESTAMP"
     JSON = "JSON"
@@ -73,6 +75,19 @@ def _coerce_integer(value: Any, allowed: range) -> int:
     if not allowed.start <= value < allowed.stop:
         raise ValueError(f"{preview(value)} is outside {allowed.start}..{allowed.stop - 1}")
     return int(value)
+
+
+def _coerce_double(value: Any) -> float:
+    """Return a finite number: JSON, in which rows are stored and delivered, has no NaN and no infinity."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"expected a number, got {preview(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{preview(value)} is not a finite number")
+    return number
 
 
 def _coerce_boolean(value: Any) -> bool:
@@ -138,6 +153,7 @@ _COERCERS: dict[ColumnType, Callable[[Any], Any]] = {
     ColumnType.STRING: _coerce_string,
     ColumnType.INT: partial(_coerce_integer, allowed=INT_RANGE),
     ColumnType.BIGINT: partial(_coerce_integer, allowed=BIGINT_RANGE),
+    ColumnType.DOUBLE: _coerce_double,
     ColumnType.BOOLEAN: _coerce_boolean,
     ColumnType.TIMESTAMP: _coerce_timestamp,
     ColumnType.JSON: _coerce_json,

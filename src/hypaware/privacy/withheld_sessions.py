@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from sqlite3 import Connection
+from typing import Any
 
 from hypaware import config
 from hypaware.home import Home
+from hypaware.home.sqlite_readonly import open_readonly
 from hypaware.model.privacy_class import PrivacyClass
 from hypaware.privacy import ignored_sessions
 from hypaware.privacy.policy import PrivacyPolicy
-
-if TYPE_CHECKING:
-    from sqlite3 import Connection
 
 _POLICY_SECONDS = 2.0
 # Reading the policies takes at most this part of the time.
@@ -57,6 +58,18 @@ def find_withheld_sessions(home: Home, connection: Connection, *, include_local_
     policy = PrivacyPolicy.from_config(home, config.load(home).privacy)
     classes = {number: policy.class_of(name, None) for number, name in connection.execute(_FOLDERS)}
     return _collect_sessions(home, connection, policy, classes, include_local_only)
+
+
+def list_session_folders(home: Home, session_id: str) -> list[str]:
+    """Return the folders in which a recorded session was; none if the index does not have it or cannot be read."""
+    query = """SELECT name FROM names WHERE id IN (
+        SELECT cwd FROM sessions WHERE session_id = :id
+        UNION SELECT t.cwd FROM totals t JOIN sessions s ON s.id = t.session WHERE s.session_id = :id)"""
+    with suppress(sqlite3.Error, OSError):
+        if home.index.is_file():
+            with open_readonly(home.index) as connection:
+                return [name for (name,) in connection.execute(query, {"id": session_id})]
+    return []
 
 
 class WithheldSessionFinder:

@@ -41,8 +41,9 @@ from hypaware.state import ledger
 from hypaware.state.home_opener import OpenHome
 from hypaware.state.ledger import BatchSender, Coverage
 
-# The signals of the published contract and their datasets. Its other signals are its own telemetry.
-SIGNALS = {"proxy": "ai_gateway_messages"}
+# The signal of the published contract, and those of datasets that it does not have. Its other signals are its own
+# telemetry, in a form of its own.
+SIGNALS = {"proxy": "ai_gateway_messages", **{name: name for name in ("otel_logs", "otel_metrics", "otel_spans")}}
 _IGNORED_SIGNALS = ("logs", "traces", "metrics")
 _MAX_JSON = 16 << 10
 _MAX_JSON_INTEGER = 2**53 - 1

@@ -48,6 +48,7 @@ _JSON_TYPES = {
     ColumnType.STRING: str,
     ColumnType.INT: int,
     ColumnType.BIGINT: int,
+    ColumnType.DOUBLE: float,
     ColumnType.BOOLEAN: bool,
     ColumnType.TIMESTAMP: str,
 }

@@ -1,4 +1,4 @@
-"""The home's processes in a status: daemon, engine, server and gateway.
+"""The home's processes in a status: daemon, engine, server, gateway and OTLP receiver.
 
 The locks of daemon and server show whether they run; `run/daemon.json` and `run/server.json` hold the details. The
 engine answers over its socket, and the gateway's address is probed.
@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hypaware import __version__, text
+from hypaware import __version__, extras, text
 from hypaware.engine import client, jars, jvm
 from hypaware.errors import NotReady
 from hypaware.gateway import attach_status
@@ -33,6 +33,7 @@ from hypaware.text import summarize_error
 
 _FAILED = ("failed", "partial")
 _COUNTS = ("exchanges", "recorded", "incomplete", "dropped", "ignored", "rejected_rows", "unreachable")
+_TELEMETRY_COUNTS = ("requests", "rows", "ignored", "rejected")
 _CONNECT_SECONDS = 0.3
 _SHOWN_NAMES = 3
 
@@ -187,6 +188,44 @@ def _gateway_diagnostics(inputs: StatusInput, facts: Mapping[str, Any], is_neede
         exchanges = text.format_count(facts["ignored"], "exchange was", "exchanges were")
         message = f"{exchanges} not recorded, as your folders and sessions ask"
         yield info("exchanges_ignored", message, "hyp session status")
+
+
+def inspect_otlp(inputs: StatusInput) -> PartStatus[dict[str, Any] | None]:
+    """Return the facts of the OTLP receiver, or None if it is off."""
+    status, configured = inputs.daemon_part("otlp"), inputs.config.otlp.listen
+    state = status.get("state") or ("unknown" if inputs.is_daemon_running else "down")
+    if not configured and state in ("off", "unknown", "down"):
+        return PartStatus(None)
+    facts = {
+        "source": "otlp",
+        "kind": "telemetry",
+        "listen": status.get("listen") or configured,
+        "state": state,
+        "error": status.get("error"),
+        **{name: _number(status, name) for name in _TELEMETRY_COUNTS},
+        "by_dataset": _counts(status.get("by_dataset")),
+        "last_rows_at": status.get("last_rows_at"),
+        "last_error": status.get("last_error"),
+    }
+    return PartStatus(facts, tuple(_otlp_diagnostics(inputs, facts)))
+
+
+def _otlp_diagnostics(inputs: StatusInput, facts: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    if inputs.is_daemon_running and facts["state"] == "down":
+        listen, reason = facts["listen"], facts["error"] or "no reason is known"
+        if extras.is_installed("otlp"):
+            repair = f"hyp config set otlp.listen {find_free_address(listen)}"
+        else:
+            repair = extras.install_command("otlp")
+        yield error("otlp_down", f"the OTLP receiver does not listen on {listen}: {reason}", repair)
+    if facts["rejected"]:
+        records = text.format_count(facts["rejected"], "record was", "records were")
+        message = f"{records} rejected by the OTLP receiver since the daemon started ({facts['last_error']})"
+        yield warning("telemetry_rejected", message)
+    if facts["ignored"]:
+        records = text.format_count(facts["ignored"], "telemetry record was", "telemetry records were")
+        message = f"{records} not recorded, as your folders and sessions ask"
+        yield info("telemetry_ignored", message, "hyp session status")
 
 
 def _counts(value: Any) -> dict[str, Any]:

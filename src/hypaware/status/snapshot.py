@@ -104,6 +104,7 @@ def collect_snapshot(
     history = collector.run("the clients' history", lambda: session_expiry.inspect_history(inputs), Facts())
     attached = [each.name for each in known_clients if each.is_attached]
     live = collector.run("the gateway", lambda: processes.inspect_gateway(inputs, bool(attached)), _NO_GATEWAY)
+    telemetry = collector.run("the OTLP receiver", lambda: processes.inspect_otlp(inputs), None)
     private = collector.run("privacy", lambda: storage.inspect_privacy(inputs), Facts())
     known_sinks = collector.run("the sinks", lambda: sinks.inspect_sinks(inputs, tables), list[SinkStatus]())
     enabled = [name for name, each in inputs.config.clients.items() if each.enabled and name not in attached]
@@ -111,6 +112,7 @@ def collect_snapshot(
         *(f"{name} is attached" for name in attached),
         *(f"{name} is enabled" for name in enabled),
         *(f"{name} is a sink" for name in inputs.config.sinks),
+        *(["otlp.listen is set"] if inputs.config.otlp.listen else ()),
     ]
     collector.diagnostics += processes.daemon_diagnostics(inputs, reasons_for_daemon)
     unknown = {"state": "unknown"}
@@ -128,7 +130,7 @@ def collect_snapshot(
             "the engine", lambda: processes.inspect_engine(home, inputs.cache, inputs.environment), unknown
         ),
         clients=[{**each.as_json(), "history": history.get(each.name)} for each in known_clients],
-        sources=[{**live, **private}, *storage.list_history(inputs)],
+        sources=[{**live, **private}, *([telemetry] if telemetry else ()), *storage.list_history(inputs)],
         spool=asdict(spooled),
         lake=tables.sources,
         sinks=[each.as_json() for each in known_sinks],

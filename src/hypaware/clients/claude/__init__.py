@@ -15,4 +15,5 @@ CLIENT = Client(
     resume=ResumeCommand(("claude", "--resume"), in_folder=True),
     settings=ClaudeSettings(),
     transcripts=ClaudeTranscript(),
+    service_names=("claude-code",),
 )

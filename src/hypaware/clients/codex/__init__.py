@@ -12,4 +12,5 @@ CLIENT = Client(
     resume=ResumeCommand(("codex", "resume"), by_thread=True),
     settings=CodexSettings(),
     transcripts=CodexRollout(),
+    service_names=("codex_cli_rs", "codex_exec"),
 )

@@ -8,4 +8,5 @@ CLIENT = Client(
     "Gemini CLI",
     backfill=GeminiHistory(),
     resume=ResumeCommand(("gemini", "--resume"), in_folder=True),
+    service_names=("gemini-cli",),
 )

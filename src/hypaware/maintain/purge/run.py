@@ -157,10 +157,11 @@ def _purge_tables(
     # Datasets purged by session come before those that determine the sessions: after a kill these still can.
     for dataset, selector in sorted(found, key=lambda each: each[1] is context.selector):
         if dataset.name in present - context.damaged:
-            own_ids = tombstone_ids if selector is context.selector else ()
-            table_context = replace(context, selector=selector)
+            table_context, by_sessions = replace(context, selector=selector), selector is not context.selector
             try:
-                report.datasets.append(table.purge_table(table_context, dataset, own_ids, removed_rows))
+                report.datasets.append(
+                    table.purge_table(table_context, dataset, tombstone_ids, removed_rows, by_sessions=by_sessions)
+                )
             except Cancelled:
                 raise
             except HypError as error:

@@ -97,9 +97,15 @@ def apply_table_settlements(context: PurgeContext, dataset: Dataset, removed_row
 
 
 def purge_table(
-    context: PurgeContext, dataset: Dataset, tombstone_ids: Sequence[int], removed_rows: RemovedRows
+    context: PurgeContext,
+    dataset: Dataset,
+    tombstone_ids: Sequence[int],
+    removed_rows: RemovedRows,
+    *,
+    by_sessions: bool = False,
 ) -> PurgedTable:
-    purge = _TablePurge(context, dataset, tombstone_ids, removed_rows, PurgedTable(dataset.name))
+    """Purge one table. `by_sessions` says that the selector names the sessions of the folders that are purged."""
+    purge = _TablePurge(context, dataset, tombstone_ids, removed_rows, PurgedTable(dataset.name), by_sessions)
     with maintenance_lock(dataset.name, context.check_cancelled):
         apply_table_settlements(context, dataset, removed_rows)
         purge.run()
@@ -113,6 +119,7 @@ class _TablePurge:
     tombstone_ids: Sequence[int]
     removed_rows: RemovedRows
     result: PurgedTable
+    by_sessions: bool
 
     def run(self) -> None:
         table = self.context.lake.table(self.dataset)
@@ -154,6 +161,9 @@ class _TablePurge:
                         value_hashes += packed
                     match.hashes, match.seqs = [], match.seqs[:0]
                     matches.append(match)
+            if self.by_sessions:
+                # A session may have worked in any of the folders.
+                hashes = [bytearray().join(hashes)] * len(parts_of)
             for tombstone_id, packed in zip(parts_of, hashes, strict=False):
                 if packed:
                     tombstones.add_parts(self.context.home, tombstone_id, split_hashes(packed))

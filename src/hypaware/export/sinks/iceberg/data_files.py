@@ -53,6 +53,7 @@ _ICEBERG_TYPES = {
     ColumnType.STRING: "string",
     ColumnType.INT: "int",
     ColumnType.BIGINT: "long",
+    ColumnType.DOUBLE: "double",
     ColumnType.BOOLEAN: "boolean",
     ColumnType.TIMESTAMP: "timestamptz",
     ColumnType.JSON: "string",
@@ -64,6 +65,7 @@ _ARROW_TYPES = {
     "string": pa.string(),
     "int": pa.int32(),
     "long": pa.int64(),
+    "double": pa.float64(),
     "boolean": pa.bool_(),
     "timestamptz": pa.timestamp("us", tz="UTC"),
 }
