@@ -12,10 +12,11 @@ so that all rows of a source are treated alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ from hypaware.clients.client import OptionalProvider, Provider, Source
 from hypaware.clients.reader import TimeWindow
 from hypaware.config import ClientConfig, Config, PrivacyConfig, RedactionConfig
 from hypaware.errors import HypError, UsageError
-from hypaware.home import Home
+from hypaware.home import Home, machine_facts, session_context
 from hypaware.model.columns import format_timestamp
 from hypaware.model.dates import parse_date
 from hypaware.model.privacy_class import PrivacyClass
 from hypaware.privacy import policy
+from hypaware.privacy.ignored_sessions import read_ignored_sessions
 from hypaware.privacy.policy import IGNORED_BY_SESSION, PrivacyPolicy
 from hypaware.privacy.redact import Redaction, load_marker_key, redact_text
 from hypaware.state.flushes import SourceCheckpoint
@@ -219,9 +221,15 @@ class ImportPolicy:
         }
 
     def row_filter(self) -> ImportFilter:
-        privacy = PrivacyPolicy.from_config(self.home, self.privacy, remember=self.remembers) if self.home else None
         redaction = Redaction(self.marker_key, frozenset(self.redaction.rules_off)) if self.redaction.kept else None
-        return ImportFilter(privacy, redaction)
+        if self.home is None:
+            return ImportFilter(None, redaction)
+        if machine_facts.is_remote():
+            return ImportFilter(partial(_ask_reason, self, self.home), redaction)
+        return ImportFilter(partial(_find_reason, self.policy(self.home)), redaction)
+
+    def policy(self, home: Home) -> PrivacyPolicy:
+        return PrivacyPolicy.from_config(home, self.privacy, remember=self.remembers)
 
 
 UNRESTRICTED = ImportPolicy()
@@ -231,7 +239,7 @@ UNRESTRICTED = ImportPolicy()
 class ImportFilter:
     """Decides which rows are imported, and redacts them. Remembers every decision."""
 
-    privacy: PrivacyPolicy | None
+    find_reason: Callable[[FolderAndSession], str | None] | None
     redaction: Redaction | None = None
     reasons: dict[FolderAndSession, str | None] = field(default_factory=dict)
 
@@ -245,10 +253,7 @@ class ImportFilter:
         try:
             return self.reasons[pair]
         except KeyError:
-            verdict = self.privacy.decide(*pair) if self.privacy else None
-            reason = None
-            if verdict is not None and verdict.privacy_class is PrivacyClass.IGNORE:
-                reason = SESSION_IGNORED if verdict.reason == IGNORED_BY_SESSION else FOLDER_IGNORED
+            reason = self.find_reason(pair) if self.find_reason else None
             self.reasons[pair] = reason
             return reason
 
@@ -256,3 +261,39 @@ class ImportFilter:
         if self.redaction is None:
             return text
         return redact_text(text.decode("utf-8", "replace"), self.redaction)[0].encode()
+
+
+def _find_reason(privacy: PrivacyPolicy, pair: FolderAndSession) -> str | None:
+    verdict = privacy.decide(*pair)
+    if verdict.privacy_class is not PrivacyClass.IGNORE:
+        return None
+    return SESSION_IGNORED if verdict.reason == IGNORED_BY_SESSION else FOLDER_IGNORED
+
+
+def _ask_reason(policy: ImportPolicy, home: Home, pair: FolderAndSession) -> str | None:
+    """Return what `_find_reason` returns on the machine of the home, with one question for each folder."""
+    cwd, session = pair
+    no_folders: Mapping[str, str] = {}
+    unknown: str | None = FOLDER_IGNORED
+    # All questions at once, so that one more round answers them. A title may be of a session without a folder.
+    machine_facts.look_up(_find_folder_reason, policy, None, default=unknown, key=(None,))
+    folders = machine_facts.look_up(session_context.started_folders, home, default=no_folders)
+    ignored = machine_facts.look_up(_list_ignored_sessions, home, default=frozenset[str]())
+    if not cwd and session:
+        cwd = folders.get(session)
+    by_folder = machine_facts.look_up(_find_folder_reason, policy, cwd, default=unknown, key=(cwd,))
+    if by_folder is not None:
+        return by_folder
+    return SESSION_IGNORED if session in ignored else None
+
+
+def _find_folder_reason(policy: ImportPolicy, cwd: str | None) -> str | None:
+    assert policy.home is not None
+    return _find_reason(policy.policy(policy.home), (cwd, None))
+
+
+def _list_ignored_sessions(home: Home) -> frozenset[str]:
+    listed = read_ignored_sessions(home).items()
+    return frozenset(
+        session for session, entry in listed if PrivacyClass.parse(str(entry.get("class", ""))) is PrivacyClass.IGNORE
+    )

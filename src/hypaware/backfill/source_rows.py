@@ -7,12 +7,14 @@ rows are withdrawn and it stays due. Loads neither Spark nor PyArrow, so that th
 from __future__ import annotations
 
 import os
+import socket
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
@@ -22,7 +24,9 @@ from hypaware.backfill.providers import MaterializerRegistry, ProviderFault, Pro
 from hypaware.backfill.request import UNRESTRICTED, ImportFilter, ImportPolicy
 from hypaware.backfill.survey import encode_path
 from hypaware.clients.client import ImportItem, InvalidItem, Materializer, Provider, ProviderEvent
-from hypaware.clients.reader import SourceChanged, SourceReader, SourceSnapshot
+from hypaware.clients.database_source import read_database
+from hypaware.clients.reader import SourceChanged, SourceReader, SourceSnapshot, is_database, read_pinned
+from hypaware.home import machine_facts
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset, Row, coerce_row, complete_row
 from hypaware.privacy.redact import redact_row
@@ -114,12 +118,19 @@ class SourcePiece:
     first_seq: int
     max_rows: int
     snapshot: SourceSnapshot
+    copy: Path | Exception | None = None
+    """A copy of the pinned bytes, or why the driver could not read them (`lake.task_input`)."""
+
+    def read_bytes(self) -> Iterator[bytes]:
+        return read_database(self.snapshot) if is_database(self.snapshot.path) else read_pinned(self.snapshot)
 
     def rows(self, dataset: Dataset, built: SourceResult) -> Iterator[tuple[int, Row]]:
         report = SourceReport(encode_path(self.snapshot.path))
         row_filter = self.context.policy.row_filter()
         try:
-            with SourceReader(self.snapshot) as reader:
+            if isinstance(self.copy, Exception):
+                raise self.copy
+            with SourceReader(self.snapshot, self.copy) as reader:
                 provider, materializers = self._find_provider()
                 for raw in provider.read(reader, self.context.environment):
                     item = providers.validate_yield(raw, provider, materializers)
@@ -136,12 +147,10 @@ class SourcePiece:
                 report.skipped.update(reader.skipped)
                 report.held = len(reader.held)
                 report.checkpoint = checkpoint
-        except (SourceChanged, FileNotFoundError) as reason:
-            report.changed = "changed" if isinstance(reason, SourceChanged) else "vanished"
+        except SourceChanged:
+            report.changed = "changed"
         except OSError as error:
-            report.changed = "unreadable"
-            facts = {"path": report.path, "reason": os.strerror(error.errno or 0)}
-            report.events.append(ProviderEvent("unreadable", facts))
+            self._report_unreadable(error, report)
         except ProviderFault as fault:
             report.fault = fault
         except (Exception, SystemExit) as error:
@@ -149,6 +158,18 @@ class SourcePiece:
         if report.checkpoint is None:
             self._withdraw(report, built)
         built.reports.append(report)
+
+    def _report_unreadable(self, error: OSError, report: SourceReport) -> None:
+        if isinstance(self.copy, Path):
+            # The source itself has been read by the driver, and must not be reported as missing.
+            machine = socket.gethostname()
+            report.error = f"{report.path}: the Spark executor on {machine} cannot read a file: {error}"
+        elif isinstance(error, FileNotFoundError):
+            report.changed = "vanished"
+        else:
+            report.changed = "unreadable"
+            facts = {"path": report.path, "reason": os.strerror(error.errno or 0)}
+            report.events.append(ProviderEvent("unreadable", facts))
 
     def _find_provider(self) -> tuple[Provider, MaterializerRegistry]:
         known, materializers = load_registries()
@@ -208,7 +229,8 @@ class SourcePiece:
                     report.totals.add(seq, counts)
                 if row_filter.redaction is not None:
                     row, _ = redact_row(dataset, row, row_filter.redaction)
-                yield seq, row
+                if not machine_facts.has_questions():
+                    yield seq, row
         except InvalidItem as reason:
             raise ProviderFault("invalid_yield", f"an item of kind {item.kind}: {reason}") from None
 
@@ -267,6 +289,14 @@ class SourceTask:
     @property
     def files(self) -> int:
         return len(self.sources)
+
+    @property
+    def inputs(self) -> tuple[SourcePiece, ...]:
+        return self.sources
+
+    def with_copies(self, copies: Sequence[Path | Exception]) -> SourceTask:
+        placed = zip(self.sources, copies, strict=True)
+        return replace(self, sources=tuple(replace(each, copy=copy) for each, copy in placed))
 
     def run(self, writer: RowWriter | None = None) -> BuildResult:
         """A dry run passes a writer that only counts."""

@@ -22,17 +22,19 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from hypaware.clients.reader import SourceChanged, SourceReader, TimeWindow, get_inode
+from hypaware.clients.reader import SourceChanged, SourceReader, SourceSnapshot, TimeWindow, get_inode
 from hypaware.home.sqlite_readonly import open_readonly
 
+_BLOCK = 1 << 20
 _MARGIN_MS = 120_000
 _STALE_MS = 600_000
 
@@ -48,15 +50,39 @@ class ChangedRecord:
 @contextmanager
 def open_database(reader: SourceReader) -> Iterator[sqlite3.Connection]:
     """Open the source for one consistent read. Raise OSError if it cannot be read, SourceChanged if it was replaced."""
-    path = reader.source.path
+    source = reader.source
+    with _open(source.path if reader.copy is None else reader.copy) as connection:
+        if reader.copy is None:
+            _check_inode(source)
+        yield connection
+
+
+def read_database(source: SourceSnapshot) -> Iterator[bytes]:
+    """Yield the bytes of a consistent copy of a database, with the errors of `open_database`."""
+    with _open(source.path) as connection:
+        _check_inode(source)
+        # In the temporary folder of this process: only as large as the database, and readable by this user alone.
+        with tempfile.NamedTemporaryFile(prefix="hyp-database-") as file:
+            with closing(sqlite3.connect(file.name)) as copy:
+                connection.backup(copy)
+                copy.execute("PRAGMA journal_mode=DELETE")
+            while block := file.read(_BLOCK):
+                yield block
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         with open_readonly(path) as connection:
             connection.execute("BEGIN")
-            if get_inode(path.stat()) != reader.source.inode:
-                raise SourceChanged("the database was replaced after it was pinned")
             yield connection
     except sqlite3.Error as error:
         raise OSError(errno.EIO, f"{os.strerror(errno.EIO)}: {error}", str(path)) from error
+
+
+def _check_inode(source: SourceSnapshot) -> None:
+    if get_inode(source.path.stat()) != source.inode:
+        raise SourceChanged("the database was replaced after it was pinned")
 
 
 @dataclass

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from hypaware.home import machine_facts
 from hypaware.text import strip_url_credentials
 
 _SECONDS = 2.0
@@ -51,10 +52,19 @@ def read_repository(cwd: str) -> Repository:
         return NO_REPOSITORY
 
 
-@cache
 def find_repository(cwd: str) -> Repository:
     """Return the repository as it was when this process first asked."""
+    if machine_facts.is_remote():
+        return machine_facts.look_up(read_repository, cwd, default=NO_REPOSITORY)
+    return _find_cached(cwd)
+
+
+@cache
+def _find_cached(cwd: str) -> Repository:
     return read_repository(cwd)
+
+
+forget_repositories = _find_cached.cache_clear
 
 
 def read_head(cwd: str) -> Head:

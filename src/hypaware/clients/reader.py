@@ -112,6 +112,8 @@ class SourceReader:
     """One pass over a source. The provider records here what it skips and what it holds back."""
 
     source: SourceSnapshot
+    copy: Path | None = None
+    """A copy of the pinned bytes (`read_pinned`), which is read instead, on a machine that does not have the source."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Reason → lines (or parts of lines) that make no row."""
     held: set[str] = field(default_factory=set)
@@ -140,12 +142,9 @@ class SourceReader:
     def __enter__(self) -> SourceReader:
         """Open the source. Start from its beginning if the bytes that earlier imports read have changed."""
         source, has_lines = self.source, not is_database(self.source.path)
-        self._file = file = open_regular_file(source.path)
+        self._file = file = open_pinned(source) if self.copy is None else open_regular_file(self.copy)
         with ExitStack() as on_failure:
             on_failure.callback(file.close)
-            found = os.fstat(file.fileno())
-            if get_inode(found) != source.inode or (has_lines and found.st_size < source.size):
-                raise SourceChanged("the file was replaced or truncated after it was pinned")
             if compressed_content.is_compressed(source.path):
                 self._unpack(file)
                 return self
@@ -297,6 +296,27 @@ class SourceReader:
         """Count a skipped line, unless an earlier import counted it."""
         if self.is_new(offset):
             self.skipped[reason] += 1
+
+
+def open_pinned(source: SourceSnapshot) -> BinaryIO:
+    """Open the file of a source. Raise SourceChanged if it is no longer the pinned one."""
+    file = open_regular_file(source.path)
+    found = os.fstat(file.fileno())
+    is_cut = found.st_size < source.size and not is_database(source.path)
+    if get_inode(found) != source.inode or is_cut:
+        file.close()
+        raise SourceChanged("the file was replaced or truncated after it was pinned")
+    return file
+
+
+def read_pinned(source: SourceSnapshot) -> Iterator[bytes]:
+    """Yield the pinned bytes of a source that is not a database, a block at a time."""
+    with open_pinned(source) as file:
+        for start in range(0, source.size, _BLOCK):
+            data = os.pread(file.fileno(), min(_BLOCK, source.size - start), start)
+            if len(data) < min(_BLOCK, source.size - start):
+                raise SourceChanged("the file was truncated while it was read")
+            yield data
 
 
 def is_database(path: Path) -> bool:

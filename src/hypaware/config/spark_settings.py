@@ -51,7 +51,7 @@ def read_spark_settings(raw: Any) -> dict[str, str]:
             raise ValueError(f'put the name in quotes: "{name}.…" = …')
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a setting of Spark, which begins with spark.")
-        if reason := _find_reason(name):
+        if reason := find_refusal(name):
             raise ValueError(f"{name} cannot be set: {reason}")
         if not isinstance(value, str | int | float):
             raise ValueError(f"{name} must be text, a number, true or false")
@@ -63,7 +63,8 @@ def is_secret_setting(name: str) -> bool:
     return bool(_SECRET.search(name))
 
 
-def _find_reason(name: str) -> str | None:
+def find_refusal(name: str) -> str | None:
+    """Return why a setting cannot be set; None if it can."""
     if name in REFUSED:
         return REFUSED[name]
     return next((reason for start, reason in REFUSED.items() if start.endswith(".") and name.startswith(start)), None)

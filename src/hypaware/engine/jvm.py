@@ -78,6 +78,9 @@ _RUNTIME_OPTIONS = (
 )
 # MLlib registers functions in every session with Scala reflection, which takes half a second.
 _EXCLUDED_JAR = "spark-mllib_"
+# Folders with the configuration of a cluster, and who its users are.
+CONFIG_FOLDERS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
+CLUSTER_VARIABLES = (*CONFIG_FOLDERS, "HADOOP_USER_NAME")
 _POLL_SECONDS = 0.005
 _START_SECONDS = 120.0
 EXIT_SECONDS = 20.0
@@ -276,11 +279,16 @@ def start_jvm(
     log_file: Path,
     archive_options: Sequence[str] = (),
     keep_open: tuple[int, ...] = (),
+    *,
+    for_cluster: bool = False,
 ) -> Jvm:
     """Start the JVM and return at once, so that PySpark can be imported while the JVM starts.
 
-    The JVM keeps the descriptors of `keep_open` open for its lifetime.
+    The JVM keeps the descriptors of `keep_open` open for its lifetime. For a cluster, it reads the configuration of
+    Spark and Hadoop in the folders that the environment names.
     """
+    environment = _environment(for_cluster=for_cluster)
+    configured = [environment[name] for name in CONFIG_FOLDERS if environment.get(name)]
     logging = resources.files("hypaware.engine").joinpath("log4j2.properties")
     command = [
         str(java.executable),
@@ -291,7 +299,7 @@ def start_jvm(
         f"-Djava.io.tmpdir={scratch}",
         f"-Dlog4j2.configurationFile={Path(str(logging)).as_uri()}",
         "-cp",
-        os.pathsep.join(map(str, class_path)),
+        os.pathsep.join([*map(str, class_path), *configured]),
         MAIN,
     ]
     connection = scratch / "gateway"
@@ -306,7 +314,7 @@ def start_jvm(
             stdout=log,
             stderr=log,
             cwd=scratch,
-            env={**_environment(), "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection)},
+            env={**environment, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection)},
             start_new_session=True,
             umask=0o077,
             pass_fds=keep_open,
@@ -315,12 +323,15 @@ def start_jvm(
     return Jvm(process, connection, log_file, log_start)
 
 
-def _environment() -> dict[str, str]:
+def _environment(*, for_cluster: bool) -> dict[str, str]:
     """Return the user's environment without the settings of another Spark, and with fixed host names and user."""
     foreign = ("SPARK_", "PYSPARK_", "HADOOP_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    if for_cluster:
+        kept |= {name: os.environ[name] for name in CLUSTER_VARIABLES if name in os.environ}
     kept |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    kept |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost", "SPARK_USER": str(os.getuid())}
+    kept |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost"}
+    kept.setdefault("SPARK_USER", kept.get("HADOOP_USER_NAME") or str(os.getuid()))
     if "PYTHONPATH" in kept:
         # The JVM and the Python workers run in another folder.
         kept["PYTHONPATH"] = os.pathsep.join(

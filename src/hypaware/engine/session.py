@@ -1,8 +1,7 @@
 """The Spark session of a home: it uses the embedded catalog, listens only on loopback, and writes only to the home.
 
-If `engine.master` is a cluster, the jobs are the same. Executors fetch the jars from the driver. The engine's Python
-with hypaware, and the home, must be available on the executors under the same paths: tasks write data files, and the
-driver fsyncs and commits them.
+If `engine.master` is a cluster, the jobs are the same. Executors fetch the jars and hypaware from the driver. They
+share only the folders of the lake into which tasks write data files; the driver fsyncs and commits them.
 
 Spark's ports accept only connections that prove a secret, so that other users of the machine cannot read rows or send
 objects. Spark generates a new secret in each JVM, which never leaves its memory. A standalone cluster has one secret
@@ -19,6 +18,7 @@ are not locked.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -35,6 +35,7 @@ from urllib.parse import quote, urlsplit
 
 from py4j.protocol import Py4JJavaError
 
+from hypaware.config.spark_settings import find_refusal
 from hypaware.engine import class_archive, jars, jobs, jvm
 from hypaware.engine.jvm import EXIT_SECONDS, Jvm, start_jvm
 from hypaware.errors import HypError, NotReady
@@ -52,6 +53,7 @@ _STANDALONE = "spark"
 _MASTER_PORT = 7077
 _CONNECT_SECONDS = 10.0
 _LOCK_POLL_SECONDS = 0.05
+_DEFAULT_LINE = re.compile(r"(spark\.[^\s:=]+)\s*[\s:=]\s*(.*)")
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _MIN_SHUFFLE_PARTITIONS = 4
 
@@ -116,7 +118,12 @@ def open_session(
     home = Home(home.root.absolute())
     java_found = jvm.find_java()
     own_jars = jars.find_installed_jars(cache)
+    extra = dict(extra or {})
     master_settings = _cluster_settings(home, master, own_jars, memory, secret_file)
+    if not is_local(master):
+        from hypaware.engine import executors
+
+        extra |= executors.executor_settings(cache, extra)
     class_path = jvm.build_class_path(own_jars)
     if archive_options is None:
         archive_options = class_archive.archive_options(class_archive.locate_archive(cache, java_found, class_path))
@@ -124,23 +131,33 @@ def open_session(
         durable_files.make_dir(folder)
     scratch = ScratchFolder.create(home.engine / "tmp")
     process = start_jvm(
-        java_found, class_path, memory, scratch.path, home.engine / "jvm.log", archive_options, keep_open=(scratch.fd,)
+        java_found,
+        class_path,
+        memory,
+        scratch.path,
+        home.engine / "jvm.log",
+        archive_options,
+        keep_open=(scratch.fd,),
+        for_cluster=not is_local(master),
     )
     settings = {
+        **({} if is_local(master) else read_spark_defaults(os.environ)),
         **session_settings(home, scratch.path),
         **master_settings,
         "spark.master": master,
         "spark.app.name": app_name,
-        **(extra or {}),
+        **extra,
     }
     try:
         try:
             spark = _connect(process, settings)
-            if _SHUFFLE_PARTITIONS not in (extra or {}):
+            if not is_local(master):
+                executors.check_executors(spark, (home.warehouse, home.settlements))
+            if _SHUFFLE_PARTITIONS not in extra:
                 cores = spark.sparkContext.defaultParallelism
                 spark.conf.set(_SHUFFLE_PARTITIONS, max(cores, _MIN_SHUFFLE_PARTITIONS))
         except Exception as error:
-            if _is_local(master):
+            if is_local(master) or isinstance(error, NotReady):
                 raise
             raise _unreachable(master, error) from error
     except BaseException:
@@ -149,6 +166,23 @@ def open_session(
         scratch.remove()
         raise
     return EngineSession(spark, process, home, scratch)
+
+
+def read_spark_defaults(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings in `spark-defaults.conf` of SPARK_CONF_DIR that `[engine.spark]` could have too.
+
+    Settings of the config and of HypAware itself are stronger. Secrets of storage are kept: they are not in the config.
+    """
+    folder = environment.get("SPARK_CONF_DIR")
+    path = Path(folder, "spark-defaults.conf") if folder else None
+    if path is None or not path.is_file():
+        return {}
+    found: dict[str, str] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        # A name, then spaces, a colon or an equals sign, and the value, as in a Java properties file.
+        if (pair := _DEFAULT_LINE.fullmatch(line.strip())) and find_refusal(pair[1]) is None:
+            found[pair[1]] = pair[2].strip()
+    return found
 
 
 def session_settings(home: Home, scratch: Path) -> dict[str, str]:
@@ -201,7 +235,7 @@ def _connect(process: Jvm, settings: Mapping[str, str]) -> SparkSession:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, sigint_handler)
-    context.pythonExec = sys.executable
+    context.pythonExec = settings.get("spark.pyspark.python", sys.executable)
     # Disable Hadoop's `.crc` files for local files. They are not fsynced, so after a power cut a stale one makes an
     # intact file unreadable. Parquet and Avro have their own checksums. The JVM caches one local file system.
     local = context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
@@ -226,8 +260,9 @@ def _reset_pyspark(alive: bool) -> None:
     SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-def _is_local(master: str) -> bool:
-    return master.startswith("local")
+def is_local(master: str) -> bool:
+    """Return whether tasks run in the driver's JVM. `local-cluster` starts executors."""
+    return master == "local" or master.startswith("local[")
 
 
 def _cluster_settings(home: Home, master: str, jars: Sequence[Path], memory: str, secret_file: str) -> dict[str, str]:
@@ -235,7 +270,7 @@ def _cluster_settings(home: Home, master: str, jars: Sequence[Path], memory: str
 
     Fails early if the master does not answer, because Spark would retry for a minute and then end the JVM.
     """
-    if _is_local(master):
+    if is_local(master):
         return {}
     url = urlsplit(master.partition(",")[0])
     security: dict[str, str] = {}

@@ -10,13 +10,25 @@ import gc
 import importlib
 import os
 import pkgutil
+import sys
 
 WARM = ("pyarrow", "pyarrow.json", "pyarrow.parquet", "orjson", "hypaware.lake.build", "hypaware.lake.prepare")
 # Loads the plugins of the tasks.
 _LOAD_PLUGINS = "hypaware.backfill.source_rows:load_registries"
+EXPECTED = "HYP_EXECUTOR_EXPECTS"
+
+
+def describe_versions() -> str:
+    """Return the versions that driver and executors must share."""
+    from hypaware import __version__
+
+    return f"hypaware {__version__}, Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
 def main() -> None:
+    expected = os.environ.get(EXPECTED)
+    if expected is not None and expected != (found := describe_versions()):
+        sys.exit(f"this executor has {found}, but the driver has {expected}")
     # On a cluster, this process does not inherit the engine's umask.
     os.umask(0o077)
     for name in WARM:

@@ -90,7 +90,7 @@ class Follower:
                 client.work()
         if time.monotonic() > self._forget_git_at:
             # A folder may have become a repository since.
-            git.find_repository.cache_clear()
+            git.forget_repositories()
             self._forget_git_at = time.monotonic() + _GIT_SECONDS
         self.covered = frozenset(name for name, client in self._clients.items() if client.is_covered)
         self.covers_all = bool(self._clients) and len(self.covered) == len(self._clients)

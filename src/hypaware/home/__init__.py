@@ -52,6 +52,7 @@ class Home:
     tombstones = _Below("lake/tombstones.db")
     """The tombstones of purged rows. Stored with the lake, so that they survive the loss of the state."""
     warehouse = _Below("lake/warehouse")
+    settlements = _Below("lake/settlements")
     index = _Below("index.db")
     """What reading commands answer from. Derived from the lake and the spool; may be deleted at any time."""
     lake_lock = _Below("lake/lake.lock")

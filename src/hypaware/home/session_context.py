@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from hypaware.home import Home
+from hypaware.home import Home, machine_facts
 from hypaware.home.durable_files import open_regular_file
 from hypaware.text import strip_url_credentials
 
@@ -44,6 +44,10 @@ def context_path(root: Path, client: str) -> Path:
 
 
 def session_columns(root: Path, client: str) -> SessionColumns:
+    return machine_facts.look_up(_read_columns, root, client, default={})
+
+
+def _read_columns(root: Path, client: str) -> SessionColumns:
     return _read_file(context_path(root, client)).columns
 
 
@@ -53,6 +57,15 @@ def all_session_columns(root: Path) -> SessionColumns:
     for file in _read_files(root):
         for session_id, columns in file.columns.items():
             found.setdefault(session_id, columns)
+    return found
+
+
+def started_folders(home: Home) -> Mapping[str, str]:
+    """Return session → the folder in which it was started."""
+    found: dict[str, str] = {}
+    for file in _read_files(home.root):
+        for session_id, folder in file.folders.items():
+            found.setdefault(session_id, folder.started_in)
     return found
 
 

@@ -21,7 +21,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import quote
@@ -74,6 +73,14 @@ class WatchedTask(Protocol):
     @property
     def files(self) -> int:
         """The number of files that it reads."""
+
+
+@runtime_checkable
+class DriverTask(Protocol):
+    """A task that reads files of the driver's machine and is too rare to be sent to a cluster."""
+
+    @property
+    def runs_in_driver(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -187,9 +194,7 @@ def run_catching(task: Task, counts: Sequence[Any] = ()) -> BuildResult | BuildF
     """Run a task in an executor, with the accumulators of `watch_build`. A failure must not fail the other tasks."""
     try:
         result = task.run()
-        if counts and isinstance(task, WatchedTask):
-            for count, done in zip(counts, (task.bytes, task.files, result.rows), strict=True):
-                count.add(done)
+        count_done(task, result, counts)
         return result
     except SliceUnreadable as error:
         return BuildFailure(str(error), is_environmental=True, segment=error.segment)
@@ -199,14 +204,20 @@ def run_catching(task: Task, counts: Sequence[Any] = ()) -> BuildResult | BuildF
         return BuildFailure(f"{type(error).__name__}: {error}")
 
 
+def count_done(task: object, result: BuildResult, counts: Sequence[Any]) -> None:
+    if counts and isinstance(task, WatchedTask):
+        for count, done in zip(counts, (task.bytes, task.files, result.rows), strict=True):
+            count.add(done)
+
+
 def confirm_worker(_: object) -> bool:
     """Return True in an executor, which proves that workers start and can import this module."""
     return True
 
 
 @contextmanager
-def watch_build(spark: SparkContext, watcher: BuildWatcher) -> Iterator[Callable[[Task], BuildResult | BuildFailure]]:
-    """Yield a function that runs a task in an executor and counts its results. Call the watcher periodically."""
+def watch_build(spark: SparkContext, watcher: BuildWatcher) -> Iterator[Sequence[Any]]:
+    """Yield accumulators, to which tasks in executors add what they have done. Call the watcher periodically."""
     counts = [spark.accumulator(0) for _ in range(3)]
     stopped = threading.Event()
 
@@ -221,7 +232,7 @@ def watch_build(spark: SparkContext, watcher: BuildWatcher) -> Iterator[Callable
     reporter = threading.Thread(target=report, name="watching", daemon=True)
     reporter.start()
     try:
-        yield partial(run_catching, counts=counts)
+        yield counts
     finally:
         stopped.set()
         reporter.join()

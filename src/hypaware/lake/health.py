@@ -124,7 +124,7 @@ def seconds_since_flush(home: Home) -> float | None:
 
 
 def settlements_folder(home: Home, dataset: str) -> Path:
-    return home.lake / "settlements" / dataset
+    return home.settlements / dataset
 
 
 def list_settlements(home: Home, dataset: str) -> list[Path]:

@@ -50,13 +50,25 @@ class SegmentSlice:
     base: int
     start: int
     stop: int
+    copy: Path | Exception | None = None
+    """A copy of these lines alone, or why the driver could not read them (`task_input`)."""
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         try:
+            if isinstance(self.copy, Exception):
+                raise self.copy
+            if self.copy is not None:
+                with open(self.copy, "rb") as file:
+                    yield from enumerate(file, self.start)
+                return
             with open(self.path, "rb") as file:
                 yield from itertools.islice(enumerate(file), self.start, self.stop)
         except OSError as error:
             raise SliceUnreadable(self.segment, error) from error
+
+    def read_bytes(self) -> Iterator[bytes]:
+        with open(self.path, "rb") as file:
+            yield from itertools.islice(file, self.start, self.stop)
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,14 @@ class SegmentTask:
     slices: tuple[SegmentSlice, ...]
     facts: SessionFactsById = field(default_factory=dict)
     """Facts about sessions that became known after their rows were recorded."""
+
+    @property
+    def inputs(self) -> tuple[SegmentSlice, ...]:
+        return self.slices
+
+    def with_copies(self, copies: Sequence[Path | Exception]) -> SegmentTask:
+        placed = zip(self.slices, copies, strict=True)
+        return replace(self, slices=tuple(replace(each, copy=copy) for each, copy in placed))
 
     def run(self) -> BuildResult:
         built = BuildResult()

@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import date
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,18 @@ from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from hypaware.engine.jobs import JobContext
+from hypaware.engine.session import is_local
 from hypaware.errors import LakeError, Retryable
 from hypaware.home import Home
 from hypaware.home.identity import Identity
+from hypaware.home.machine_facts import Question
 from hypaware.iceberg import commit_times, fsync, metadata
 from hypaware.iceberg.metadata import DataFile, TableField, TableMetadata, local_path
-from hypaware.lake import build, schema, snapshots
-from hypaware.lake.build import BuildFailure, BuildResult, BuildWatcher, BuiltFile, Task, WatchedTask
+from hypaware.lake import build, schema, snapshots, task_input
+from hypaware.lake.build import BuildFailure, BuildResult, BuildWatcher, BuiltFile, DriverTask, Task, WatchedTask
 from hypaware.lake.segment_build import ENGINE_DIED
 from hypaware.lake.table import NotCommitted, TableChange
+from hypaware.lake.task_input import InputTask
 from hypaware.model import datasets
 from hypaware.model.datasets import BATCH_ID, GATEWAY, SEQ, SOURCE, Dataset
 from hypaware.state.flushes import Flush
@@ -48,6 +51,8 @@ class SparkLake:
     identity: Identity
     check_cancelled: Callable[[], None]
     watch: BuildWatcher | None = None
+    _answers: dict[Question, Any] = field(default_factory=dict)
+    """What tasks on other machines have asked about this one."""
 
     def table(self, dataset: Dataset) -> SparkTable:
         name = dataset.name
@@ -65,20 +70,31 @@ class SparkLake:
         if not tasks:
             return []
         spark = self.spark.sparkContext
-        try:
-            if self.watch is not None and isinstance(tasks[0], WatchedTask):
-                with build.watch_build(spark, self.watch) as run:
-                    return list(spark.parallelize(tasks, len(tasks)).map(run).collect())
-            return list(spark.parallelize(tasks, len(tasks)).map(build.run_catching).collect())
-        except (Py4JJavaError, CapturedException) as error:
+        is_watched = self.watch is not None and isinstance(tasks[0], WatchedTask)
+        with build.watch_build(spark, self.watch) if self.watch and is_watched else nullcontext(()) as counts:
+            if not is_local(spark.master):
+                if isinstance(tasks[0], DriverTask):
+                    return [build.run_catching(task, counts) for task in tasks]
+                if travelling := [task for task in tasks if isinstance(task, InputTask)]:
+                    found = task_input.run_tasks(spark, travelling, self._answers, counts)
+                    return [self._explain(each) if isinstance(each, Exception) else each for each in found]
+            try:
+                run = partial(build.run_catching, counts=counts)
+                return list(spark.parallelize(tasks, len(tasks)).map(run).collect())
+            except Exception as error:
+                # A worker died and the guilty rows are unknown, so all tasks fail.
+                return [self._explain(error)] * len(tasks)
+
+    def _explain(self, error: Exception) -> BuildFailure:
+        """Return the failure of a Spark job. If no worker can start at all, the environment is to blame."""
+        if isinstance(error, Py4JJavaError | CapturedException):
             self.check_cancelled()
-            # A worker died and the guilty rows are unknown, so all tasks fail. If no worker can start at all, the
-            # environment is to blame.
             message = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
             reason = f"a Spark task failed: {_first_line(message, error)}"
-            return [BuildFailure(reason, is_environmental=not self._workers_run())] * len(tasks)
-        except (Py4JError, OSError) as error:
+            return BuildFailure(reason, is_environmental=not self._workers_run())
+        if isinstance(error, Py4JError | OSError):
             raise jvm_lost_error(error) from error
+        raise error
 
     def warm_up(self) -> None:
         """Start the Python workers in the background. If they fail, the first task reports it."""

@@ -170,7 +170,7 @@ def make_backup(
             for path in sorted(home.lake.glob("*.db"), key=lambda path: path != home.catalog):
                 copier.copy_database(path, f"lake/{path.name}")
             # Pending settlements must match the key index.
-            for path in sorted((home.lake / "settlements").glob("*/*.parquet")):
+            for path in sorted(home.settlements.glob("*/*.parquet")):
                 copier.copy(path, path.relative_to(home.root).as_posix())
             tables = _read_tables(home, unreadable)
             _copy_spool(home, copier)

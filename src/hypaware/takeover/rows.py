@@ -195,6 +195,7 @@ TakeoverPiece = TablePiece | SpoolPiece
 class TakeoverTask:
     settings: BuildSettings
     pieces: tuple[TakeoverPiece, ...]
+    runs_in_driver: bool = True
 
     @property
     def bytes(self) -> int:

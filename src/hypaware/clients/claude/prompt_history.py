@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ from typing import Any
 from hypaware.clients import git
 from hypaware.clients.client import Environment, ImportItem, Provenance
 from hypaware.clients.reader import SourceReader, text_or_none
-from hypaware.home import Home
+from hypaware.home import Home, machine_facts
 from hypaware.home.session_context import session_columns
 from hypaware.home.sqlite_readonly import has_table, open_readonly
 from hypaware.index.answered_sessions import is_answered
@@ -58,7 +58,13 @@ class _Session:
 
 def read_prompts(reader: SourceReader, environment: Environment, projects: Path) -> Iterator[ImportItem]:
     """Yield the prompts of sessions that are recorded nowhere else."""
-    recorded = _RecordedSessions(environment, projects)
+    root = Path(environment.get("HYP_HOME") or Path(environment["HOME"]) / ".hyp")
+    recorded: Container[str]
+    if machine_facts.is_remote():
+        named = {text_or_none(line.value.get("sessionId")) or "" for line in reader.lines()}
+        recorded = machine_facts.look_up(_find_recorded, root, projects, tuple(sorted(named)), default=frozenset())
+    else:
+        recorded = _RecordedSessions(root, projects)
     sessions: dict[str, _Session] = {}
     for line in reader.lines():
         value, key = line.value, str(line.offset)
@@ -113,14 +119,15 @@ def _build_exchange(session: _Session) -> Exchange:
 class _RecordedSessions:
     """The sessions that need no rescue: with a transcript on this disk, imported before, or with rows of their own."""
 
-    def __init__(self, environment: Environment, projects: Path) -> None:
-        self._home = Home(Path(environment.get("HYP_HOME") or Path(environment["HOME"]) / ".hyp"))
+    def __init__(self, root: Path, projects: Path) -> None:
+        self._home = Home(root)
         self._known = {*_list_transcripts(projects), *self._imported(), *session_columns(self._home.root, "claude")}
         self._others: dict[str, bool] = {}
 
-    def __contains__(self, session: str) -> bool:
+    def __contains__(self, session: object) -> bool:
         if session in self._known:
             return True
+        assert isinstance(session, str)
         if session not in self._others:
             self._others[session] = is_answered(self._home, session)
         return self._others[session]
@@ -133,6 +140,11 @@ class _RecordedSessions:
             if has_table(database, "sources"):
                 for (path,) in database.execute("SELECT path FROM sources WHERE provider = 'claude'"):
                     yield Path(str(path)).stem
+
+
+def _find_recorded(root: Path, projects: Path, sessions: tuple[str, ...]) -> frozenset[str]:
+    recorded = _RecordedSessions(root, projects)
+    return frozenset(session for session in sessions if session in recorded)
 
 
 def _list_transcripts(projects: Path) -> Iterator[str]:

@@ -30,6 +30,7 @@ from hypaware.clients.codex import rollout
 from hypaware.clients.codex.rollout import Payload, RolloutThread, absolute_folder
 from hypaware.clients.reader import SourceLine, SourceReader, SourceSnapshot, text_or_none, unknown_type_reason
 from hypaware.home.durable_files import open_regular_file
+from hypaware.home.machine_facts import look_up
 from hypaware.model.columns import format_timestamp
 from hypaware.model.expand import Exchange, Message
 from hypaware.model.sanitize import to_utc_text
@@ -205,7 +206,9 @@ def _list_titles(
         return
     if thread.name is not None:
         yield SessionTitle("user", thread.name[:MAX_RAW_LENGTH], session, thread.first_time or "", thread.cwd)
-    if (listed := _thread_names(_codex_home(environment) / "session_index.jsonl").get(session)) is not None:
+    no_names: Mapping[str, tuple[str, str]] = {}
+    names = look_up(_thread_names, _codex_home(environment) / "session_index.jsonl", default=no_names)
+    if (listed := names.get(session)) is not None:
         name, at = listed
         yield SessionTitle("user", name, session, at, thread.cwd)
 
