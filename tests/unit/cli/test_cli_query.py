@@ -36,6 +36,9 @@ def test_the_schema_needs_no_home_and_creates_none(capfd: Capture, home: Path) -
     assert [each["name"] for each in json.loads(capfd.readouterr().out)["datasets"]] == [
         "ai_gateway_exchanges",
         "ai_gateway_messages",
+        "otel_logs",
+        "otel_metrics",
+        "otel_spans",
     ]
     assert not home.exists()
 

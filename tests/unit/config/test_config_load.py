@@ -9,6 +9,7 @@ import pytest
 
 from hypaware import config
 from hypaware.config import ClientConfig, Config, PrivacyConfig, RedactionConfig, SinkConfig, UpstreamConfig
+from hypaware.config.schema import DATASET_DAYS
 from hypaware.errors import ConfigError
 from hypaware.home import Home
 from hypaware.model import datasets
@@ -100,7 +101,8 @@ def test_without_a_file_every_setting_has_its_documented_default(home: Home) -> 
     assert (found.flush.max_rows, found.flush.max_bytes) == (100_000, 134_217_728)
     retention = found.retention
     assert (retention.default_days, retention.wait_for_sinks, retention.max_hold_days) == (0, True, 30)
-    assert retention.datasets == {"ai_gateway_exchanges": 14}
+    assert retention.datasets == {"ai_gateway_exchanges": 14, "otel_logs": 30, "otel_metrics": 30, "otel_spans": 30}
+    assert found.otlp.listen == ""
     assert (found.redaction.kept, found.redaction.exported, found.redaction.rules_off) == (False, True, ())
     assert (found.privacy.unknown_folder, found.privacy.folders) == ("full", {})
     assert found.sinks == {}
@@ -140,7 +142,7 @@ def test_every_documented_key_is_read_into_its_type(write: Write) -> None:
     assert found.lake.warehouse == "s3://bucket/lake"
     assert (found.flush.interval, found.flush.cold_interval) == (30.0, 604800.0)
     assert (found.flush.max_rows, found.flush.max_bytes) == (5, 64_000)
-    assert found.retention.datasets == {"ai_gateway_exchanges": 14, "ai_gateway_messages": 365}
+    assert found.retention.datasets == {**DATASET_DAYS, "ai_gateway_messages": 365}
     assert not found.retention.wait_for_sinks
     assert found.redaction == RedactionConfig(kept=True, exported=False, rules_off=("password", "bearer-token"))
     assert found.privacy == PrivacyConfig("local-only", {"~/work": "full", "/srv/a b/api.token": "ignore"})

@@ -263,6 +263,19 @@ def test_failed_and_waiting_daemon_tasks_are_reported(at: StatusHome) -> None:
         assert "3 hours ago" in at.diagnostic("flush_failing").message
 
 
+def test_a_receiver_of_telemetry_that_is_down_rejects_or_ignores_is_reported(at: StatusHome) -> None:
+    at.made().write_config('[otlp]\nlisten = "127.0.0.1:4318"\n')
+    receiver = {"state": "down", "listen": "127.0.0.1:4318", "error": "Address already in use"}
+    with at.daemon(otlp=receiver):
+        assert at.diagnostic("otlp_down").repair[0].startswith("hyp config set otlp.listen 127.0.0.1:")
+    working = {"state": "listening", "rejected": 2, "ignored": 1, "last_error": "/v1/logs: too long"}
+    with at.daemon(otlp={**receiver, **working}):
+        assert {"telemetry_rejected", "telemetry_ignored"} <= at.kinds()
+        assert "2 records were rejected" in at.diagnostic("telemetry_rejected").message
+        assert "/v1/logs: too long" in at.diagnostic("telemetry_rejected").message
+        assert "1 telemetry record was not recorded" in at.diagnostic("telemetry_ignored").message
+
+
 def test_excluded_sessions_and_folders_are_reported(at: StatusHome) -> None:
     at.made().write_config('[privacy.folders]\n"~/secret" = "ignore"\n')
     ignored_sessions.ignore_session(at.home, "session-1")
