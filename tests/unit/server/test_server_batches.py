@@ -33,6 +33,23 @@ def test_rows_without_a_gateway_belong_to_the_sender(gateway: Gateway, home: Hom
     assert {found["gateway_id"] for found in read_spooled_rows(home, DATASET)} == {"gw-1"}
 
 
+def test_telemetry_of_a_gateway_is_stored_in_its_own_dataset(gateway: Gateway, home: Home) -> None:
+    point = {"record_id": "a", "measured_at": "2026-11-17T00:00:00Z", "type": "gauge", "value": 5, "name": "cost"}
+
+    answer = gateway.ask(
+        "POST",
+        "/v1/ingest/otel_metrics",
+        ndjson([point]),
+        Content_Type="application/x-ndjson",
+        X_Hyp_Batch_Id="t-1",
+    )
+
+    assert answer.status == 202
+    (found,) = read_spooled_rows(home, "otel_metrics")
+    assert (found["gateway_id"], found["value"], type(found["value"])) == ("gw-1", 5.0, float)
+    assert stored(home) == []
+
+
 @pytest.mark.hazard(33)
 def test_repeated_batch_id_is_acknowledged_and_not_stored_whatever_its_body(gateway: Gateway, home: Home) -> None:
     gateway.send("b-1", gateway.rows(5))
