@@ -194,3 +194,49 @@ def test_a_terminal_is_asked_first(recorded: Home, tmp_path: Path) -> None:
 
     assert f"This writes 6 messages of session {SESSION} to " in told
     assert (code, transcripts(tmp_path)) == (130, [])
+
+
+def test_a_fork_begins_with_the_messages_of_its_origin(
+    hyp: Run, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lake has them once, as rows of the origin."""
+    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(tmp_path / "claude"))
+    lines = (
+        user("u1", "First."),
+        says("a1", "One.", "u1", 1),
+        user("u2", "Only in the origin.", "a1", 2),
+        user("f1", "In the fork.", "a1", 3, sessionId=OTHER_SESSION),
+    )
+    rows = [as_stored(row) for row in claude_transcripts.imported(tmp_path, *lines)[0]]
+    make_home(home.root, *({name: value for name, value in row.items() if name != "gateway_id"} for row in rows))
+    path = json.loads(hyp("restore-session", OTHER_SESSION, "--json")[1])["written"][-1]
+    written = [json.loads(line) for line in Path(path).read_bytes().splitlines()]
+
+    assert [(line["uuid"], line["parentUuid"]) for line in written] == [("u1", None), ("a1", "u1"), ("f1", "a1")]
+    assert {line["sessionId"] for line in written} == {OTHER_SESSION}
+
+
+@pytest.mark.parametrize(
+    ("config", "provider"),
+    [
+        (None, "openai"),
+        ("not toml", "openai"),
+        ('[model_providers.lab]\nname = "Lab"\n', "lab"),
+        ('model_provider = "other"\n[model_providers.other]\nname = "Other"\n', "other"),
+        ('model_provider = "unknown"\n', "openai"),
+    ],
+)
+def test_codex_gets_a_model_provider_that_its_config_has(
+    hyp: Run, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str | None, provider: str
+) -> None:
+    """It does not resume a session of any other provider."""
+    monkeypatch.setenv("CODEX_HOME", str(tmp_path / "codex"))
+    if config is not None:
+        (tmp_path / "codex").mkdir()
+        (tmp_path / "codex/config.toml").write_text(config)
+    lines = [codex_rollouts.meta(model_provider="lab"), *codex_rollouts.BEGIN[1:]]
+    rows = (as_stored(row) for row in codex_rollouts.imported(tmp_path, lines)[0])
+    make_home(home.root, *({name: value for name, value in row.items() if name != "gateway_id"} for row in rows))
+    path = json.loads(hyp("restore-session", codex_rollouts.THREAD, "--json")[1])["written"][0]
+
+    assert json.loads(Path(path).read_bytes().splitlines()[0])["payload"]["model_provider"] == provider

@@ -120,3 +120,24 @@ def test_removing_a_missing_file_is_not_an_error(root: Path) -> None:
     durable_files.remove_durably(root / "file")
     durable_files.remove_durably(root / "file")
     assert list(root.iterdir()) == []
+
+
+@needs_proc
+def test_a_created_file_is_durable_before_it_has_its_name(root: Path) -> None:
+    with disk_calls(root.parent) as calls:
+        durable_files.create_atomic(root / "file", b"bytes")
+    temporary = calls[0].removeprefix("write ")
+    assert calls == [f"write {temporary}", f"sync {temporary}", f"remove {temporary}", "sync root/"]
+    assert [path.name for path in root.iterdir()] == ["file"]
+    assert (root / "file").read_bytes() == b"bytes"
+
+
+def test_creating_never_replaces_a_file_nor_a_dangling_link(root: Path) -> None:
+    (root / "file").write_bytes(b"old")
+    (root / "link").symlink_to(root / "missing")
+    for name in ("file", "link"):
+        with pytest.raises(FileExistsError):
+            durable_files.create_atomic(root / name, b"new")
+
+    assert (root / "file").read_bytes() == b"old"
+    assert sorted(path.name for path in root.iterdir()) == ["file", "link"]
