@@ -94,7 +94,8 @@ def _print(plan: RestorePlan, written: list[Path], target: Path | None, *, dry_r
         files = [target] if target is not None else [file.path for file in plan.transcript.files]
         more = len(files if dry_run else written) - 1
         beside = f", and {format_count(more, 'file')} of its subagents" if more > 0 else ""
-        output.emit(f"{'would write' if dry_run else 'wrote'} {_name_content(plan)}:")
+        content = _name_content(plan) if target is None else f"the main thread of session {plan.session_id}"
+        output.emit(f"{'would write' if dry_run else 'wrote'} {content}:")
         output.emit(f"  {files[-1]}{beside}")
         if plan.losses:
             output.emit("not carried over:")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import orjson
 
-from hypaware.index.parts import is_client_note
+from hypaware.index.parts import is_client_note, is_command
 from hypaware.model.datasets import Row
 
 Losses = Counter[str]
@@ -189,31 +189,52 @@ def list_carried_parts(session: RecordedSession, losses: Losses) -> list[Carried
 
 
 def _select_thread(messages: Sequence[RecordedMessage], losses: Losses) -> list[RecordedMessage]:
+    """Return the messages that lead to the last one, from the summary of the last compaction on.
+
+    They follow their links, not their times: a message can be older than the one that it follows.
+    """
     main = [each for each in messages if not each.is_subagent]
     losses["subagent"] += len(messages) - len(main)
-    summaries = [number for number, each in enumerate(main) if each.get("is_compact_summary")]
-    if summaries:
-        losses["compacted"] += summaries[-1]
-        main = main[summaries[-1] :]
     by_id = {each.id: each for each in main}
-    last: RecordedMessage | None = main[-1] if main else None
-    chain: set[str] = set()
-    while last is not None and last.id not in chain:
-        chain.add(last.id)
-        last = by_id.get(last.previous or "")
+    chain: list[str] = []
+    seen: set[str] = set()
+    current = main[-1] if main else None
+    while current is not None and current.id not in seen:
+        seen.add(current.id)
+        chain.append(current.id)
+        current = None if current.get("is_compact_summary") else by_id.get(current.previous or "")
+    places = {message_id: place for place, message_id in enumerate(reversed(chain))}
     # Results of parallel calls are siblings in the transcript, and so are the parts of one response.
-    responses = {name for each in main if each.id in chain and (name := each.frame.get("message_id"))}
-    calls = {row.get("tool_call_id") for each in main if _belongs(each, chain, responses) for row in each.rows}
-    kept = [
-        each
-        for each in main
-        if _belongs(each, chain, responses) or any(row.get("tool_result_for", 0) in calls for row in each.rows)
-    ]
-    losses["branch"] += len(main) - len(kept)
-    return kept
+    responses = {name for each in main if each.id in places and (name := each.frame.get("message_id"))}
+    calls = {row.get("tool_call_id") for each in main if _belongs(each, places, responses) for row in each.rows}
+    kept: list[tuple[int, RecordedMessage]] = []
+    for each in main:
+        if _belongs(each, places, responses) or any(row.get("tool_result_for", 0) in calls for row in each.rows):
+            kept.append((_find_place(each, by_id, places), each))
+    first = by_id[chain[-1]] if chain else None
+    is_compacted = first is not None and first.get("is_compact_summary")
+    older = main.index(first) - sum(each.at < first.at for _, each in kept) if first is not None and is_compacted else 0
+    losses["compacted"] += older
+    losses["branch"] += len(main) - len(kept) - older
+    return [message for _, message in sorted(kept, key=lambda each: each[0])]
 
 
-def _belongs(message: RecordedMessage, chain: set[str], responses: set[Any]) -> bool:
+def _find_place(message: RecordedMessage, by_id: Mapping[str, RecordedMessage], places: Mapping[str, int]) -> int:
+    """Return the place of a message in the thread. One beside the thread follows the response that it belongs to."""
+    seen: set[str] = set()
+    current: RecordedMessage | None = message
+    while current is not None and current.id not in places and current.id not in seen:
+        seen.add(current.id)
+        current = by_id.get(current.previous or "")
+    if current is None or current.id not in places:
+        return 0
+    response = current.frame.get("message_id")
+    if current is message or response is None:
+        return places[current.id]
+    return max(place for each, place in places.items() if by_id[each].frame.get("message_id") == response)
+
+
+def _belongs(message: RecordedMessage, chain: Mapping[str, int], responses: set[Any]) -> bool:
     return message.id in chain or message.frame.get("message_id", 0) in responses
 
 
@@ -223,7 +244,7 @@ def _carry(message: RecordedMessage, row: Row, losses: Losses) -> Iterator[Carri
         case "text" if message.role == "assistant":
             if text.strip():
                 yield CarriedPart("assistant", at, text)
-        case "text" if message.role == "user" and not is_client_note(text):
+        case "text" if message.role == "user" and not is_client_note(text) and not is_command(text):
             if text.strip():
                 yield CarriedPart("user", at, text)
         case "text":

@@ -135,6 +135,16 @@ def test_a_compacted_session_is_resumed_from_its_summary(tmp_path: Path) -> None
     assert boundary["uuid"] in {line.get("uuid") for line in original if line.get("subtype") == "compact_boundary"}
     assert boundary["logicalParentUuid"] in {line.get("uuid") for line in lines}
 
+    losses: Counter[str] = Counter()
+    said = [(part.kind, part.text) for part in list_carried_parts(session, losses)]
+    assert said == [
+        ("user", summary["message"]["content"]),
+        ("user", "Which colour did I say?"),
+        ("assistant", "It was blue, according to the summary."),
+    ]
+    # The command /compact and what the client says about it are older than the summary that they follow.
+    assert +losses == {"compacted": 2, "client_note": 3}
+
 
 def test_every_line_of_a_restored_thread_is_reached_from_its_last_one(tmp_path: Path) -> None:
     """Attachments between the messages are not recorded; the client would lose what is before a missing parent."""
