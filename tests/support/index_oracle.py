@@ -226,7 +226,24 @@ def assert_sums_agree(index: Index) -> None:
     )
     tools = "SELECT session, tool, min(slot), max(slot), sum(calls), sum(errors) FROM tools GROUP BY 1, 2"
     stored_tools = "SELECT session, tool, first_slot, last_slot, calls, errors FROM tool_totals"
+    # Sessions in all, by session and cwd, and by session and model.
+    starts = "SELECT session, 0, 0, sum(starts_session) FROM totals GROUP BY 1"
+    starts += " UNION ALL SELECT session, 1, cwd, sum(starts_cwd) FROM totals GROUP BY 1, 3"
+    starts += " UNION ALL SELECT session, 2, model, sum(starts_model) FROM totals GROUP BY 1, 3"
+    once = (
+        "SELECT DISTINCT session, 0, 0, 1 FROM parts UNION ALL SELECT DISTINCT session, 1, ifnull(cwd, 0), 1 FROM parts"
+    )
+    once += " UNION ALL SELECT DISTINCT session, 2, ifnull(model, 0), 1 FROM parts"
+    # Models that have answered, and rows without a model if they have tokens.
+    used = f"(p.model IS NOT NULL OR ({' | '.join(f'ifnull(u.{name}, 0)' for name in tokens)}) <> 0)"
+    models = f"count(DISTINCT ifnull(p.model, 0)) FILTER (WHERE {used})"
+    only = f"max(ifnull(p.model, 0)) FILTER (WHERE {used})"
+    sessions = f"""SELECT p.session, CASE {models} WHEN 0 THEN 0 WHEN 1 THEN {only} ELSE -1 END, {", ".join(f"sum(ifnull(u.{name}, 0))" for name in tokens)}
+        FROM parts p LEFT JOIN usage u ON u.seq = p.seq GROUP BY 1"""
+    stored_sessions = f"SELECT id, ifnull(model, -1), {', '.join(tokens)} FROM sessions"
     for table, query in (
+        (starts, once),
+        (stored_sessions, sessions),
         (stored, totals),
         (stored_long, long),
         (stored_long_totals, long_totals),

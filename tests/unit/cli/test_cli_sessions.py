@@ -63,6 +63,14 @@ def ids(hyp: Run, *options: str) -> list[str]:
         (("--until", "2025-11-15T09:00", "--timezone", "Europe/Berlin"), [SECOND]),
         (("--until", "2025-11-15T09:00", "--timezone", "Asia/Tokyo"), []),
         (("--sort", "length", "--limit", "1"), [FIRST]),
+        # A Saturday in 2026, and a Saturday in 2025.
+        (("--weekday", "sat", "--since", "2026-01-01"), [FIRST]),
+        (("--weekday", "sun"), []),
+        (("--hour", "9", "--timezone", "Europe/Berlin", "--since", "2026-01-01"), [FIRST]),
+        (("--hour", "10", "--timezone", "Europe/Berlin", "--since", "2026-01-01"), []),
+        (("--tool", "Bash"), []),
+        (("--failed", "Bash"), [SECOND]),
+        (("--failed", "Bash", "--client", "claude"), []),
     ],
 )
 def test_sessions_are_filtered_and_newest_first(hyp: Run, options: tuple[str, ...], expected: list[str]) -> None:

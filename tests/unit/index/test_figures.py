@@ -6,6 +6,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -346,3 +347,33 @@ def test_activity_agrees_with_the_rows_for_any_filter(index: Index, chosen: Filt
     assert found.tools == sorted(
         summarize_overview(index, chosen, PRICES)["tools"], key=lambda each: (-each["calls"], each["tool"])
     )
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Asia/Kathmandu"])
+def test_days_that_are_read_as_ranges_have_the_figures_of_days_that_are_sorted(tmp_path: Path, zone: str) -> None:
+    pick = random.Random(11)
+    rows = []
+    for number in range(300):
+        session = number // 3
+        # Up to six hours, beginning at any time of a day: some sessions are on two days.
+        begin = BEGIN + timedelta(days=session % 40, minutes=37 * session)
+        at = begin + timedelta(minutes=pick.randrange(360))
+        usage = {"input_tokens": pick.randrange(300_000), "output_tokens": number, "cache_write_tokens": 10}
+        rows.append(
+            row(
+                number,
+                session_id=f"short-{session}",
+                client_name="claude",
+                cwd=PROJECTS[session % 3],
+                model=MODELS[pick.randrange(len(MODELS))],
+                message_created_at=at.isoformat(),
+                attributes={"client": {}, "usage": usage},
+            )
+        )
+    with index_of(tmp_path, *rows) as index:
+        every, of_client = Filters(timezone=find_zone(zone)), Filters(timezone=find_zone(zone), client="claude")
+        assert summarize_overview(index, every, PRICES) == summarize_overview(index, of_client, PRICES)
+        for by in ("day", "week", "month", "session", "machine"):
+            assert summarize_usage(index, every, PRICES, by=by) == summarize_usage(index, of_client, PRICES, by=by)
+        trends = [read_trends(index, each, PRICES, step="week") for each in (every, of_client)]
+        assert trends[0] == trends[1]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from hypaware.errors import UsageError
 from hypaware.index.schema import SLOT
-from hypaware.index.time_zones import day_sql, find_zone
+from hypaware.index.time_zones import _to_zone_file, day_sql, find_zone, list_ranges, week_sql
 
 ZONES = (
     "UTC",
@@ -39,6 +41,25 @@ def test_the_day_of_a_slot_is_the_users_day_across_changes_of_the_clock(name: st
     day = evaluate(day_sql(zone, FIRST, LAST), slot)
 
     assert date(1970, 1, 1) + timedelta(days=day) == begin.astimezone(zone).date()
+
+
+@pytest.mark.parametrize("name", ZONES)
+@given(slot=st.integers(FIRST, LAST))
+def test_a_slot_is_in_the_range_of_its_day_and_of_its_week(name: str, slot: int) -> None:
+    zone = find_zone(name)
+    for time, to_sql in (("day", day_sql), ("week", week_sql)):
+        ranges = list_ranges(zone, time, FIRST, LAST)
+        assert ranges is not None
+        (found,) = [each.key for each in ranges if each.first <= slot <= each.last]
+        assert found == evaluate(to_sql(zone, FIRST, LAST), slot)
+
+
+def test_a_day_that_the_clock_interrupts_has_no_range() -> None:
+    # The clock is set back by an hour half an hour after midnight.
+    zone = ZoneInfo.from_file(io.BytesIO(_to_zone_file("XXX4YYY,M9.1.6/24,M4.1.6/24:30")), key="interrupted")
+
+    assert list_ranges(zone, "day", FIRST, LAST) is None
+    assert list_ranges(find_zone("UTC"), "day", 0, 10_000 * 96) is None
 
 
 def test_the_day_on_which_the_clock_changes_has_23_or_25_hours() -> None:
