@@ -238,7 +238,8 @@ def assert_sums_agree(index: Index) -> None:
     used = f"(p.model IS NOT NULL OR ({' | '.join(f'ifnull(u.{name}, 0)' for name in tokens)}) <> 0)"
     models = f"count(DISTINCT ifnull(p.model, 0)) FILTER (WHERE {used})"
     only = f"max(ifnull(p.model, 0)) FILTER (WHERE {used})"
-    sessions = f"""SELECT p.session, CASE {models} WHEN 0 THEN 0 WHEN 1 THEN {only} ELSE -1 END, {", ".join(f"sum(ifnull(u.{name}, 0))" for name in tokens)}
+    sessions = f"""SELECT p.session, CASE {models} WHEN 0 THEN 0 WHEN 1 THEN {only} ELSE -1 END,
+        {", ".join(f"sum(ifnull(u.{name}, 0))" for name in tokens)}
         FROM parts p LEFT JOIN usage u ON u.seq = p.seq GROUP BY 1"""
     stored_sessions = f"SELECT id, ifnull(model, -1), {', '.join(tokens)} FROM sessions"
     for table, query in (
