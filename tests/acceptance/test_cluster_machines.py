@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,13 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 
 @pytest.fixture
-def machines(hyp: Hyp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def mounts(tmp_path: Path) -> None:
+    if not can_hide_folders(tmp_path / "tried"):
+        pytest.skip("this user may not mount folders (unshare -m): workers cannot have file systems of their own")
+
+
+@pytest.fixture
+def machines(hyp: Hyp, mounts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Two workers that see neither the home, nor transcripts and projects, nor the source of hypaware."""
     if not can_hide_folders(tmp_path / "tried"):
         pytest.skip(
@@ -96,3 +103,29 @@ def test_machines_that_share_only_the_lake_store_the_same_rows_as_one_machine(
         f"https://example.com/project-{n}.git" for n in range(6)
     }
     assert json.dumps(found, default=str) == json.dumps(expected, default=str)
+
+
+@pytest.mark.hazard(116)
+def test_a_machine_that_cannot_work_is_named_before_the_first_job_and_rows_stay_in_the_spool(
+    hyp: Hyp, mounts: None, tmp_path: Path
+) -> None:
+    if not can_hide_folders(tmp_path / "tried"):
+        pytest.skip(
+            "this user may not mount folders (unshare -m), so the workers cannot have file systems of their own"
+        )
+    hyp.ingest(rows(30))
+    with cluster(tmp_path / "cluster", cores=1, hidden=[hyp.home]) as address:
+        hyp.ok("config", "set", "engine.master", address)
+        refused = hyp.run("flush", "--json")
+        assert (refused.code, refused.json["error"]["kind"]) == (3, "lake_not_shared")
+        assert socket.gethostname() in refused.json["error"]["message"]
+        assert str(Home(hyp.home).warehouse) in refused.json["error"]["message"]
+        hyp.run("engine", "stop")
+        hyp.ok("config", "set", 'engine.spark."spark.pyspark.python"', "/missing/python")
+        refused = hyp.run("flush", "--json")
+        assert (refused.code, refused.json["error"]["kind"]) == (3, "executor_unusable")
+        assert "executor on 127.0.0.1" in refused.json["error"]["message"]
+        assert "/missing/python" in refused.json["error"]["message"]
+        hyp.run("engine", "stop")
+    assert hyp.ok("status")["spool"]["rows"] == 30
+    assert list(Home(hyp.home).lake.rglob(".probe-*")) == []
