@@ -14,6 +14,7 @@ MODULES = {
     "otlp": ("opentelemetry.proto.collector", "google.protobuf"),
     "s3": ("obstore",),
     "server": ("jwt", "prometheus_client"),
+    "team": ("psycopg", "obstore"),
     "telemetry": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 _PURPOSE = {
@@ -21,6 +22,7 @@ _PURPOSE = {
     "otlp": "recording telemetry over OTLP",
     "s3": "delivering to S3, Google Cloud Storage or Azure",
     "server": "the server",
+    "team": "a shared lake",
     "telemetry": "telemetry",
 }
 

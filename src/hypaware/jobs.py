@@ -19,6 +19,15 @@ JOBS = {
     "verify": "hypaware.verify:run_verify",
 }
 
+EMBEDDED_ONLY = {
+    "backup": "back up the database and the bucket with their own tools",
+    "backfill": "the checkpoints of two machines would be confused; import into a home of its own and forward its rows",
+    "import-cache": "import into a home of its own and forward its rows",
+    "reproject": "the raw exchanges of a shared lake are not projected again",
+    "purge": "the tombstones are not shared, so that another machine could bring purged rows back",
+}
+"""Jobs that need an embedded lake, with the reason."""
+
 
 def on_open(context: JobContext) -> None:
     from hypaware.lake.lake_recovery import recover_lake

@@ -47,6 +47,7 @@ from hypaware.privacy.policy import PrivacyPolicy
 from hypaware.spool.writer import Spool
 from hypaware.state import flushes
 from hypaware.state.home_opener import OpenHome, open_home
+from hypaware.state.location import has_state
 
 _before_append = faults.crash_point(
     "reproject.append.before-append", "rows are projected from raw exchanges, none is stored"
@@ -149,7 +150,7 @@ def preview_reprojection(
     Only a flush can match a live row with its native row, so such rows count as written here.
     """
     report = ReprojectionReport(dry_run=True)
-    if not home.state.is_file() or metadata.find_table(home, AI_GATEWAY_EXCHANGES.name) is None:
+    if not has_state(home) or metadata.find_table(home, AI_GATEWAY_EXCHANGES.name) is None:
         return report.as_json()
     health.check_tables(home)
     opened, recorded = open_home(home), tombstones.read_tombstones(home)

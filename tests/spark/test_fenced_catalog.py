@@ -12,13 +12,14 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from hypaware.home import Home
+from hypaware.iceberg.catalog import epoch_options
 from hypaware.state import lake_lease
 from tests.support.postgres_server import PASSWORD, USER, PostgresServer
 from tests.support.processes import eventually, running
 
 _OWNER = """
 import sys
-from hypaware.engine.jdbc_session import JdbcSession
+from hypaware.engine.shared_session import JdbcSession
 from hypaware.engine.session import open_session
 from hypaware.home import Home
 from hypaware.state import lake_lease
@@ -78,7 +79,7 @@ def _append_as_new_owner(postgres: PostgresServer, address: str, epoch: int) -> 
             return cursor.fetchall() if cursor.description else []
 
         eventually(lambda: lake_lease.try_acquire(run, "lake", "second", 0.2) == epoch)
-        uri = f"{postgres.whole_uri}?options={quote(lake_lease.epoch_options(epoch))}"
+        uri = f"{postgres.whole_uri}?options={quote(epoch_options(epoch))}"
         with SqlCatalog("hyp", uri=uri) as catalog:
             table = catalog.load_table("hypaware.messages")
             table.append(table.scan().to_arrow())

@@ -27,7 +27,7 @@ from hypaware.export.sink import (
 )
 from hypaware.export.sinks.iceberg import iceberg_table
 from hypaware.home import Home, durable_files
-from hypaware.iceberg.metadata import local_path
+from hypaware.home.storage import parse_location
 from tests.support import processes
 from tests.support.iceberg_destination import Lake
 from tests.support.postgres_server import PASSWORD, PostgresServer, postgres_server
@@ -43,6 +43,7 @@ from pathlib import Path
 from hypaware.engine.session import open_session
 from hypaware.home import Home
 from hypaware.export.sink import RangeOverlap, TablePayload
+from hypaware.home.storage import parse_location
 from tests.support.iceberg_destination import Lake
 from tests.support.shipments import chunk, rows_of
 folder, first, last, size = Path(sys.argv[1]), *map(int, sys.argv[2:5])
@@ -158,8 +159,8 @@ def test_sources_are_exact_strings(lake: Lake) -> None:
         told = lake.ask(lambda sink, it=source: sink.coverage(chunk(0, 1, it).stream, GATEWAY, INCARNATION))  # type: ignore[misc]
         assert told.last == place + 1
     with lake.reader() as made:
-        under = local_path(made.location())
-        files = [local_path(task.file.file_path) for task in made.scan().plan_files()]
+        under = parse_location(made.location())
+        files = [parse_location(task.file.file_path) for task in made.scan().plan_files()]
     assert all(file.resolve().is_relative_to(under.resolve()) for file in files)
 
 
@@ -298,8 +299,8 @@ def test_two_engines_deliver_the_same_chunk_once(lake: Lake, monkeypatch: pytest
     assert done[0]
     assert lake.seqs() == list(range(1, 11))
     with lake.reader() as made:
-        named = {local_path(task.file.file_path) for task in made.scan().plan_files()}
-        folder = local_path(made.location())
+        named = {parse_location(task.file.file_path) for task in made.scan().plan_files()}
+        folder = parse_location(made.location())
     assert set(folder.rglob("*.parquet")) == named, "the loser deletes its files"
 
 
@@ -610,11 +611,11 @@ def test_a_commit_on_a_local_disk_is_fsynced_before_ship_returns(lake: Lake, mon
         monkeypatch.setattr(durable_files, name, recorded)
     lake.ship(chunk(0, 10))
     with lake.reader() as made:
-        named = {local_path(made.metadata_location)}
+        named = {parse_location(made.metadata_location)}
         snapshot = made.current_snapshot()
-        named.add(local_path(snapshot.manifest_list))
-        named |= {local_path(each.manifest_path) for each in snapshot.manifests(made.io)}
-        data = {local_path(task.file.file_path) for task in made.scan().plan_files()}
+        named.add(parse_location(snapshot.manifest_list))
+        named |= {parse_location(each.manifest_path) for each in snapshot.manifests(made.io)}
+        data = {parse_location(task.file.file_path) for task in made.scan().plan_files()}
     assert named | data <= synced
     folders = {
         folder for path in named | data for folder in path.parents if folder.is_relative_to(lake.folder / "tables")

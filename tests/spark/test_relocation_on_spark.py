@@ -15,6 +15,7 @@ import pytest
 
 from hypaware.engine.session import EngineSession, session_settings
 from hypaware.home import Home
+from hypaware.home.storage import parse_location
 from hypaware.iceberg import metadata
 from hypaware.lake import schema
 from hypaware.lake.flush import Flusher
@@ -74,7 +75,7 @@ def test_a_copy_is_an_independent_lake(engine_session: EngineSession, original: 
         10, 20, 30, 40,
     ]  # fmt: skip
     files = {row[0] for row in spark.sql(f"SELECT file_path FROM {table}.files").collect()}
-    assert all(metadata.local_path(file).is_relative_to(copy.root) for file in files)
+    assert all(parse_location(file).is_relative_to(copy.root) for file in files)
     assert len(files) == 4
 
     # All operations that delete files: compaction, row deletion, expiry, orphan removal.
@@ -90,7 +91,7 @@ def test_a_copy_is_an_independent_lake(engine_session: EngineSession, original: 
     ).collect()
     spark.sql(f"{called}.rewrite_manifests('{metadata.NAMESPACE}.{DATASET}')").collect()
     assert spark.sql(f"SELECT count(*) FROM {table}").collect()[0][0] == 5
-    assert not [file for file in files if metadata.local_path(file).exists()]
+    assert not [file for file in files if parse_location(file).exists()]
     assert _contents(original.home.warehouse) == before
 
     spark.sql(f"DROP TABLE {table} PURGE")

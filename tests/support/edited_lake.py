@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hypaware.home import Home
+from hypaware.home.storage import format_location
 from hypaware.iceberg import metadata
 from hypaware.lake.build import BuiltFile
 from hypaware.lake.schema import file_schema
@@ -64,7 +65,7 @@ def roll_back(home: Home, location: str) -> None:
 def current_metadata(home: Home) -> str:
     found = metadata.find_table(home, DATASET)
     assert found is not None
-    return metadata.file_location(found.metadata)
+    return format_location(found.metadata)
 
 
 def _as_stored(row: StoredRow) -> StoredRow:

@@ -25,6 +25,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import BooleanType, DoubleType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from hypaware.home import Home, durable_files
+from hypaware.home.storage import format_location, parse_location
 from hypaware.iceberg.fsync import fsync_commit
 from hypaware.iceberg.metadata import (
     CATALOG,
@@ -33,8 +34,6 @@ from hypaware.iceberg.metadata import (
     GATEWAY_ID_PROPERTY,
     NAMESPACE,
     SEGMENTS_PROPERTY,
-    file_location,
-    local_path,
     read_metadata,
 )
 from hypaware.lake.build import BuildFailure, BuildResult, BuiltFile, Task, run_catching
@@ -114,7 +113,7 @@ class LightTable:
 
     @property
     def data_root(self) -> Path:
-        return local_path(self._table.location()) / "data"
+        return parse_location(self._table.location()) / "data"
 
     def find_flush(self, flush: Flush) -> dict[str, tuple[int, int]]:
         in_range = And(GreaterThan(SEQ, flush.after), LessThanOrEqual(SEQ, flush.last))
@@ -157,7 +156,7 @@ class LightTable:
                 transaction.set_properties(dict(change.properties))
 
     def expire(self, horizon: float, keep: int = 1) -> int:
-        known = read_metadata(local_path(self._table.metadata_location))
+        known = read_metadata(parse_location(self._table.metadata_location))
         gone = [snapshot.id for snapshot in list_expirable(known, horizon, keep)]
         if gone:
             self._table.maintenance.expire_snapshots().by_ids(gone).commit()
@@ -173,7 +172,7 @@ class LightTable:
         days = (date.fromisoformat(file.day) - date(1970, 1, 1)).days
         return DataFile.from_args(
             content=DataFileContent.DATA,
-            file_path=file_location(file.path),
+            file_path=format_location(file.path),
             file_format=FileFormat.PARQUET,
             partition=Record(file.source, days),
             file_size_in_bytes=file.bytes,

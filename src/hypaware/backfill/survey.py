@@ -30,7 +30,8 @@ from hypaware.model.columns import ColumnType, format_timestamp, get_coercer
 from hypaware.model.datasets import Dataset
 from hypaware.state import flushes
 from hypaware.state.flushes import SourceCheckpoint
-from hypaware.state.store import Connection, StateStore
+from hypaware.state.location import has_state, open_store
+from hypaware.state.store import Connection
 
 QUIET_NS = 10 * 60 * 10**9
 UNREADABLE = "unreadable"
@@ -94,10 +95,10 @@ class ImportState:
 
 def read_import_state(home: Home, provider: str, dataset: str) -> ImportState:
     """Read the state without opening the home or changing anything. Empty if there is no state."""
-    if not home.state.is_file():
+    if not has_state(home):
         return ImportState({})
     try:
-        with StateStore(home.state, read_only=True).reading() as connection:
+        with open_store(home, read_only=True).reading() as connection:
             if not connection.has_table("sources"):
                 return ImportState({})
             # The next run detects and records a flush that was committed but not recorded.

@@ -16,6 +16,7 @@ from hypaware.cli.command import Command, RunnableGroup, json_option
 from hypaware.cli.jobs import open_progress, run_job
 from hypaware.config import load as load_config
 from hypaware.home import Home
+from hypaware.state.location import has_state
 from hypaware.text import format_count, format_size
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def reproject(since: str | None, until: str | None, dry_run: bool) -> None:
 
     window = resolve_window(since, until, 0, 0, datetime.now(UTC))
     home = Home.from_environment()
-    if dry_run or not home.state.is_file():
+    if dry_run or not has_state(home):
         from hypaware.reproject import preview_reprojection
 
         with open_progress() as bar:

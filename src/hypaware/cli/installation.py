@@ -109,6 +109,7 @@ def engine() -> None:
 @json_option
 def install(bundle: Path | None) -> None:
     """Download the engine's jars and prepare a fast start. Afterwards the engine needs no network."""
+    from hypaware.config.shared_lake import find_shared_lake
     from hypaware.engine import class_archive, jar_bundle, jars, jvm
 
     with open_progress() as bar:
@@ -117,6 +118,9 @@ def install(bundle: Path | None) -> None:
             jar_bundle.check_bundle(bundle)
         fetch = None if bundle is None else jar_bundle.fetch_from(bundle)
         fetched = jars.install_jars(cache_dir(), bar.report, fetch=fetch)
+        if find_shared_lake(Home.from_environment()) is not None:
+            shared = jars.install_jars(cache_dir(), bar.report, jars=jars.shared_jars())
+            fetched = jars.InstalledJars(fetched.paths + shared.paths, fetched.fetched or shared.fetched)
         archived = class_archive.ensure_archive(cache_dir(), bar.report)
     report = {
         "java": found.version,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypaware.cli import output
 from hypaware.home import Home
+from hypaware.state.location import has_state
 from hypaware.text import escape_cell, format_duration
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def open_existing_home(home: Home) -> Iterator[OpenHome | None]:
     """Open the home, or give None if it has no state; never create one."""
     from hypaware.state.home_opener import open_home
 
-    if not home.state.is_file():
+    if not has_state(home):
         yield None
         return
     opened = open_home(home)

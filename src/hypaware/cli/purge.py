@@ -20,6 +20,7 @@ from hypaware.cli.jobs import open_progress, run_job
 from hypaware.cli.session import resolve_session, unknown_option
 from hypaware.errors import UsageError
 from hypaware.home import Home
+from hypaware.state.location import has_state
 
 if TYPE_CHECKING:
     from hypaware.maintain.purge.selector import PurgeSelector
@@ -86,7 +87,7 @@ def purge(
         selector = replace(selector, values=tuple(resolve_session(home, each, unknown) for each in sessions))
     if not dry_run:
         _confirm(home, selector, yes, allow_reimport)
-    has_data = home.state.is_file() or home.lake.is_dir() or home.spool.is_dir()
+    has_data = has_state(home) or home.lake.is_dir() or home.spool.is_dir()
     if dry_run or not has_data:
         report = _count(home, selector)
         report["dry_run"] = dry_run

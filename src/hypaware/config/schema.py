@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from hypaware.config import values
 from hypaware.config.spark_settings import SPARK_SETTINGS
@@ -87,21 +88,52 @@ class LakeS3Config:
 @dataclass(frozen=True)
 class LakeConfig:
     catalog: str | Mapping[str, str] = _setting(
-        values.LAKE_CATALOG, "embedded", "catalog of the tables; only embedded is supported"
+        values.LAKE_CATALOG, "embedded", "catalog of the tables: in the home, or in PostgreSQL (type jdbc)"
     )
-    warehouse: str = _setting(values.TEXT, "", "folder of the data files; only below the home is supported")
+    warehouse: str = _setting(values.TEXT, "", "s3://bucket/prefix of the data files of a shared lake")
     state: str | Mapping[str, str] = _setting(
-        values.LAKE_STATE, "embedded", "database of the state; only embedded is supported"
+        values.LAKE_STATE, "embedded", "database of the state: in the home, or PostgreSQL, as the catalog"
     )
     s3: LakeS3Config = field(default_factory=LakeS3Config)
 
-    def find_unsupported(self) -> tuple[str, Any] | None:
-        """Return a setting that this version reads and cannot use yet, with the value that it can, or None."""
-        defaults = LakeConfig()
-        for name in ("catalog", "warehouse", "state"):
-            if getattr(self, name) != getattr(defaults, name):
-                return f"lake.{name}", getattr(defaults, name)
+    @property
+    def is_shared(self) -> bool:
+        return self.catalog != "embedded" or self.state != "embedded" or bool(self.warehouse)
+
+    def find_unsupported(self) -> UnsupportedSetting | None:
+        """Return a setting that this version reads and cannot use, or None."""
+        if not self.is_shared:
+            return None
+        if isinstance(self.catalog, str) or self.catalog["type"] != "jdbc" or not _is_postgresql(self.catalog["uri"]):
+            reason = (
+                "a shared lake needs a catalog of the type jdbc in PostgreSQL, which rejects a machine's commit after "
+            )
+            return UnsupportedSetting("lake.catalog", "embedded", f"{reason}another one has taken over")
+        if isinstance(self.state, str):
+            return UnsupportedSetting("lake.catalog", "embedded", "a shared catalog needs lake.state in its database")
+        if _database(self.state["uri"]) != _database(self.catalog["uri"]):
+            reason = "it must be in the same database as lake.catalog, whose lease guards it"
+            return UnsupportedSetting("lake.state", "embedded", reason)
+        if not self.warehouse.startswith("s3://") or not urlsplit(self.warehouse).path.strip("/"):
+            reason = "a shared catalog needs lake.warehouse in an object store, such as s3://bucket/prefix"
+            return UnsupportedSetting("lake.catalog", "embedded", reason)
         return None
+
+
+@dataclass(frozen=True)
+class UnsupportedSetting:
+    key: str
+    default: str
+    """The value that is supported."""
+    reason: str
+
+
+def _database(uri: str) -> str:
+    return uri.removeprefix("jdbc:").replace("postgres://", "postgresql://", 1)
+
+
+def _is_postgresql(uri: str) -> bool:
+    return _database(uri).startswith("postgresql://")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from hypaware.export.sink_registry import next_round_at
 from hypaware.home import Home
 from hypaware.model import datasets
 from hypaware.spool import reader
+from hypaware.state.location import has_state
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -106,7 +107,7 @@ class FlushTask:
         from hypaware.lake import health
 
         # Rows of a dataset whose plugin is not installed wait for the plugin, so they do not count.
-        return self._home.state.is_file() and health.has_pending_rows(
+        return has_state(self._home) and health.has_pending_rows(
             self._home, datasets.list_names(), make=False, skip_deferred=True
         )
 
@@ -206,7 +207,7 @@ class ImportTask:
         from hypaware.backfill.report import make_plan
         from hypaware.backfill.request import parse_request
 
-        if not self._home.state.is_file():
+        if not has_state(self._home):
             return []  # opening it would create a state in a home that may just have been removed
         config = self._config()
         providers = load_providers()
@@ -276,7 +277,7 @@ class IndexTask:
         from hypaware.index import builder
 
         is_running = self._builder is not None and self._builder.poll() is None
-        if not is_running and self._home.state.is_file() and builder.is_behind(self._home):
+        if not is_running and has_state(self._home) and builder.is_behind(self._home):
             self._builder = builder.start_builder(self._home)
 
     def record_failure(self, retry_in: float | None) -> None:
@@ -362,7 +363,7 @@ class ExportTask:
         from hypaware.export.status import next_due_time
         from hypaware.state.home_opener import open_home
 
-        if not self._home.state.is_file():
+        if not has_state(self._home):
             return None  # opening it would create a state in a home that may just have been removed
         with closing(open_home(self._home, make=False).store) as store:
             return next_due_time(

@@ -77,6 +77,13 @@ def locked_jars() -> tuple[Jar, ...]:
     return tuple(Jar(**entry) for entry in tomllib.loads(text)["jar"])
 
 
+@once
+def shared_jars() -> tuple[Jar, ...]:
+    """Return the jars that only a shared lake needs: the S3 client of Iceberg."""
+    text = resources.files("hypaware.engine").joinpath("shared-jars.lock.toml").read_text(encoding="utf-8")
+    return tuple(Jar(**entry) for entry in tomllib.loads(text)["jar"])
+
+
 def jar_folder(cache: Path, jars: Sequence[Jar]) -> Path:
     pinned = "\n".join(f"{jar.organisation}:{jar.name}:{jar.version}:{jar.sha256}" for jar in jars)
     return cache / "jars" / hashlib.sha256(pinned.encode()).hexdigest()[:16]

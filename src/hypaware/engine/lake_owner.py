@@ -16,7 +16,8 @@ from contextlib import closing, contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
-from hypaware.errors import Retryable
+from hypaware.config.shared_lake import SharedLake, find_shared_lake
+from hypaware.errors import NotReady, Retryable
 from hypaware.home import Home, cache_dir, durable_files
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class LakeOwner:
         self._opening = threading.Lock()
         self._recovering = threading.Lock()
         self._handle: SparkHandle | None = None
+        self._lake: SharedLake | None = None
         self.owns_lake = False
         self._recovered = False
 
@@ -98,7 +100,14 @@ class LakeOwner:
                 raise engine_died()
             if self._handle is None:
                 job.progress("starting Spark")
+                self._lake = find_shared_lake(self._home)
                 self._handle = self._open_spark()
+            if find_shared_lake(self._home) != self._lake:
+                raise NotReady(
+                    "the settings of the lake (lake.catalog) have changed since the engine was started",
+                    kind="lake_changed",
+                    repair="hyp engine stop",
+                )
             if not self.owns_lake:
                 self._handle.own_lake(self._wait_for_lake(job))
                 self.owns_lake = True

@@ -15,13 +15,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypaware import __version__, faults, telemetry
+from hypaware.config.shared_lake import find_shared_lake, require_supported
 from hypaware.engine.jobs import Job, import_lock, track_job
 from hypaware.engine.lake_owner import LakeOwner, YieldToEngine, engine_died
 from hypaware.engine.protocol import JobConnection, Message, ProtocolError, encode_error, encode_frame, hello_message
@@ -31,7 +32,7 @@ from hypaware.home import Home
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from hypaware.config import Config, LakeConfig
+    from hypaware.config import Config
 
 
 log = logging.getLogger("hypaware.engine")
@@ -63,7 +64,7 @@ class JobRun:
     @property
     def spark(self) -> SparkSession:
         if self._spark is None:
-            _require_embedded_lake(self.config.lake)
+            require_supported(self.config.lake)
             self._spark = self.lake_owner.spark(self)
             try:
                 # The job group applies to this thread, which py4j pins to a thread of the JVM.
@@ -247,10 +248,17 @@ class JobServer:
                 with faults.arm(crash_at), telemetry.use_run_id(request.get("run_id")), track_job():
                     run.config = self._config()
                     # Modules are imported when the first job arrives. Until then the engine stays small.
-                    job = _BUILT_IN_JOBS.get(run.name) or import_module(self._jobs).JOBS.get(run.name)
+                    jobs = import_module(self._jobs)
+                    job = _BUILT_IN_JOBS.get(run.name) or jobs.JOBS.get(run.name)
+                    embedded_only: Mapping[str, str] = getattr(jobs, "EMBEDDED_ONLY", {})
                     if job is None:
                         message = f"the engine has no job {run.name!r}; it may be older than this command"
                         raise HypError(message, repair="hyp engine stop")
+                    if run.name in embedded_only and find_shared_lake(self.home) is not None:
+                        raise NotReady(
+                            f"{run.name} does not support a shared lake yet (lake.catalog): {embedded_only[run.name]}",
+                            kind="shared_lake_unsupported",
+                        )
                     if isinstance(job, str):
                         module, _, attribute = job.partition(":")
                         with import_lock:
@@ -307,18 +315,6 @@ class JobServer:
             self._served = True
             self._idle_since = time.monotonic()
             self._changed.notify_all()
-
-
-def _require_embedded_lake(lake: LakeConfig) -> None:
-    """Reject unsupported settings instead of ignoring them, so that rows are never stored in an unexpected place."""
-    if unsupported := lake.find_unsupported():
-        key, supported = unsupported
-        raise NotReady(
-            f"{key} is set, but this version supports only the embedded catalog, state and warehouse of the home; "
-            "rows stay in the spool until this is fixed",
-            kind="lake_elsewhere",
-            repair=f"hyp config set {key} '{supported}'",
-        )
 
 
 _BUILT_IN_JOBS: dict[str, Job] = {

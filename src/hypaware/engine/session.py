@@ -35,16 +35,20 @@ from urllib.parse import quote, urlsplit
 
 from py4j.protocol import Py4JJavaError
 
+from hypaware.config.shared_lake import SharedLake, find_shared_lake
 from hypaware.config.spark_settings import find_refusal
 from hypaware.engine import class_archive, jars, jobs, jvm
 from hypaware.engine.jvm import EXIT_SECONDS, Jvm, start_jvm
 from hypaware.errors import HypError, NotReady
 from hypaware.home import Home, cache_dir, durable_files
 from hypaware.home.locks import lock_fd
+from hypaware.home.storage import check_bucket
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JVMView
     from pyspark.sql import SparkSession
+
+    from hypaware.engine.shared_session import LeaseHolder
 
 
 CATALOG = "hyp"
@@ -64,7 +68,9 @@ class EngineSession:
     process: Jvm
     _home: Home
     _scratch: ScratchFolder
+    _shared: SharedLake | None = None
     _closed: bool = False
+    _lease: LeaseHolder | None = None
 
     @property
     def jvm_pid(self) -> int:
@@ -80,7 +86,29 @@ class EngineSession:
         return self.spark.sparkContext._jvm
 
     def own_lake(self, wait: Callable[[float], None]) -> None:
+        """Acquire the lock of the home, and the lease on a shared lake, whose catalog then has its epoch."""
         acquire_lake_lock(self.jvm, self._home.lake_lock, wait)
+        if self._shared is None or self._lease is not None:
+            return
+        from hypaware.engine.shared_session import LeaseHolder
+
+        check_bucket(self._shared.root)
+        lease = LeaseHolder(self.jvm, self._shared, self.process.kill)
+        try:
+            address = lease.acquire(wait)
+        except BaseException:
+            lease.close()
+            raise
+        self._lease = lease
+        try:
+            self.spark.conf.set(f"spark.sql.catalog.{CATALOG}.uri", address)
+            # The first use of the catalog creates its tables.
+            self.spark.sql(f"SHOW NAMESPACES IN {CATALOG}").collect()
+            lease.guard_catalog()
+        except BaseException:
+            # The catalog may have been loaded, and keeps the epoch that it was loaded with.
+            self.process.kill()
+            raise
 
     def make_active(self) -> None:
         """Set the active session of the JVM thread that belongs to this thread."""
@@ -90,6 +118,8 @@ class EngineSession:
         """Stop the JVM, which releases the lake lock. Can be called twice, and after the JVM has died."""
         if not self._closed:
             self._closed = True
+            if self._lease is not None:
+                self._lease.close()
             _reset_pyspark(self.process.alive)
             self.process.close(timeout)
             self._scratch.remove()
@@ -117,7 +147,8 @@ def open_session(
     cache = cache_dir() if cache is None else cache
     home = Home(home.root.absolute())
     java_found = jvm.find_java()
-    own_jars = jars.find_installed_jars(cache)
+    shared = find_shared_lake(home)
+    own_jars = jars.find_installed_jars(cache) + (jars.find_installed_jars(cache, jars.shared_jars()) if shared else ())
     extra = dict(extra or {})
     master_settings = _cluster_settings(home, master, own_jars, memory, secret_file)
     if not is_local(master):
@@ -142,7 +173,7 @@ def open_session(
     )
     settings = {
         **({} if is_local(master) else read_spark_defaults(os.environ)),
-        **session_settings(home, scratch.path),
+        **session_settings(home, scratch.path, shared),
         **master_settings,
         "spark.master": master,
         "spark.app.name": app_name,
@@ -165,7 +196,7 @@ def open_session(
         _reset_pyspark(alive=False)
         scratch.remove()
         raise
-    return EngineSession(spark, process, home, scratch)
+    return EngineSession(spark, process, home, scratch, shared)
 
 
 def read_spark_defaults(environment: Mapping[str, str]) -> dict[str, str]:
@@ -185,15 +216,22 @@ def read_spark_defaults(environment: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def session_settings(home: Home, scratch: Path) -> dict[str, str]:
+def session_settings(home: Home, scratch: Path, shared: SharedLake | None = None) -> dict[str, str]:
     catalog = f"spark.sql.catalog.{CATALOG}"
     database = quote(str(home.catalog), safe="/")
+    place = {
+        "uri": f"jdbc:sqlite:file:{database}?journal_mode=WAL&synchronous=FULL&busy_timeout=10000",
+        "warehouse": f"file://{home.warehouse}",
+    }
+    if shared is not None:
+        from hypaware.engine.shared_session import shared_settings
+
+        place = shared_settings(shared)
     return {
         catalog: "org.apache.iceberg.spark.SparkCatalog",
         f"{catalog}.type": "jdbc",
-        f"{catalog}.uri": f"jdbc:sqlite:file:{database}?journal_mode=WAL&synchronous=FULL&busy_timeout=10000",
         f"{catalog}.jdbc.schema-version": "V1",
-        f"{catalog}.warehouse": f"file://{home.warehouse}",
+        **{f"{catalog}.{name}": value for name, value in place.items()},
         f"{catalog}.cache-enabled": "false",
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         "spark.sql.catalogImplementation": "in-memory",

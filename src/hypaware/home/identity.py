@@ -64,8 +64,18 @@ class Identity:
         location = {name: getattr(other, name) for name in ("machine_id", "home_path", "home_inode", "home_born")}
         return replace(self, **location)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether this is the identity of a shared lake, which belongs to no folder."""
+        return not self.home_path
+
+    def as_shared(self) -> Identity:
+        return replace(self, machine_id="", home_path="", home_inode=NO_INODE, home_born=None)
+
     def locate(self, root: Path) -> HomeLocation:
         """Return whether the folder is this home, moved or not, or a copy of it."""
+        if self.is_shared:
+            return HomeLocation.HERE
         if self.machine_id != machine_id() or self.home_inode != root.stat().st_ino:
             return HomeLocation.COPIED
         if self.home_born is not None and inode_generation(root) not in (None, self.home_born):

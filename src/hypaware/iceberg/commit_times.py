@@ -9,13 +9,10 @@ lowered to the present replaces the old one. Rows, snapshots and their order do 
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
-
 from hypaware import faults
 from hypaware.home import Home
-from hypaware.home.sqlite_readonly import open_readonly
-from hypaware.iceberg import metadata
+from hypaware.home.storage import parse_location
+from hypaware.iceberg import catalog, metadata
 from hypaware.iceberg.relocate import read_metadata_json, write_metadata_json
 
 _before_update = faults.crash_point(
@@ -33,12 +30,13 @@ def lower_future_times(home: Home, table: str, now: float) -> bool:
 
     A commit that happens in between wins; the next call lowers what is left. A table with torn metadata stays as it is.
     """
-    if metadata.find_table(home, table) is None:
-        return False
     key = (metadata.CATALOG, metadata.NAMESPACE, table)
-    with open_readonly(home.catalog) as catalog:
-        ((location,),) = catalog.execute(f"SELECT metadata_location FROM iceberg_tables {_WHERE}", key)
-    if (content := read_metadata_json(metadata.local_path(location))) is None:
+    with catalog.read_catalog(home) as execute:
+        found = execute(f"SELECT metadata_location FROM {catalog.TABLES} {_WHERE}", key) if execute else []
+    if not found:
+        return False
+    ((location,),) = found
+    if (content := read_metadata_json(parse_location(location))) is None:
         return False
     now_ms = round(now * 1000)
     dated = [each for name in _DATED_LISTS for each in content.get(name) or ()]
@@ -52,9 +50,8 @@ def lower_future_times(home: Home, table: str, now: float) -> bool:
     content["last-updated-ms"] = now_ms
     new = write_metadata_json(location, content)
     _before_update()
-    with closing(sqlite3.connect(home.catalog, timeout=30, isolation_level=None)) as catalog:
-        catalog.execute("PRAGMA synchronous=FULL")
-        change = "UPDATE iceberg_tables SET metadata_location = ?, previous_metadata_location = ?"
-        catalog.execute(f"{change} {_WHERE} AND metadata_location = ?", (new, location, *key, location))
+    with catalog.change_catalog(home) as execute:
+        change = f"UPDATE {catalog.TABLES} SET metadata_location = ?, previous_metadata_location = ?"
+        execute(f"{change} {_WHERE} AND metadata_location = ?", (new, location, *key, location))
     _after_update()
     return True

@@ -9,15 +9,14 @@ rolled back to the previous metadata, which is intact.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Collection, Mapping
-from contextlib import closing
 from pathlib import Path
 
 from hypaware import faults
 from hypaware.errors import LakeError, Retryable
 from hypaware.home import Home, durable_files
-from hypaware.iceberg import metadata
+from hypaware.home.storage import format_location, is_durable
+from hypaware.iceberg import catalog, metadata
 from hypaware.iceberg.metadata import CatalogEntry
 
 _before_fsync = faults.crash_point("iceberg.fsync.before-fsync", "a commit is visible, its files are not durable")
@@ -34,7 +33,10 @@ def fsync_commit(home: Home, table: str, namespace: str = metadata.NAMESPACE) ->
     _before_fsync()
     found = metadata.find_table(home, table, namespace)
     if found is None:
-        raise LakeError(f"the catalog {home.catalog} has no table {table}, which was just committed")
+        raise LakeError(f"the catalog {catalog.describe(home)} has no table {table}, which was just committed")
+    if is_durable(found.metadata):
+        _after_fsync()
+        return
     known = metadata.read_metadata(found.metadata)
     added, data = [found.metadata], []
     if known.current:
@@ -150,7 +152,7 @@ def find_file_damage(path: Path, size: int) -> str | None:
         return f"{path} is missing"
     if (found := path.stat().st_size) != size:
         return f"{path} has {found} bytes instead of {size}"
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         file.seek(-len(_PARQUET_MAGIC), 2)
         return None if file.read() == _PARQUET_MAGIC else f"{path} has no Parquet footer"
 
@@ -159,16 +161,11 @@ def _roll_back(home: Home, table: CatalogEntry, back_to: Path | None) -> None:
     """Update the catalog. Remove the table if none of its commits is intact and none was recorded."""
     where = " WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?"
     key = (metadata.CATALOG, metadata.NAMESPACE, table.name)
-    with closing(sqlite3.connect(home.catalog, timeout=30, isolation_level=None)) as catalog:
-        catalog.execute("PRAGMA synchronous=FULL")
-        catalog.execute("BEGIN IMMEDIATE")
+    with catalog.change_catalog(home) as execute:
         if back_to is None:
-            catalog.execute("DELETE FROM iceberg_tables" + where, key)
+            execute(f"DELETE FROM {catalog.TABLES}{where}", key)
         else:
             older = metadata.read_metadata(back_to).log
-            locations = (metadata.file_location(back_to), metadata.file_location(older[-1]) if older else None)
-            catalog.execute(
-                "UPDATE iceberg_tables SET metadata_location = ?, previous_metadata_location = ?" + where,
-                (*locations, *key),
-            )
-        catalog.execute("COMMIT")
+            locations = (format_location(back_to), format_location(older[-1]) if older else None)
+            change = f"UPDATE {catalog.TABLES} SET metadata_location = ?, previous_metadata_location = ?"
+            execute(change + where, (*locations, *key))

@@ -1,6 +1,6 @@
-"""Read the lake's catalog and Iceberg metadata as plain files, without Spark and without changing anything.
+"""Read Iceberg metadata as plain files, without Spark and without changing anything.
 
-`catalog.db` (SQLite, table `iceberg_tables`) references each table's current and previous metadata.json. That
+The catalog (table `iceberg_tables`) references each table's current and previous metadata.json. That
 references snapshots, these reference manifest lists, these reference manifests (Avro), and these list data files with
 their partition and statistics.
 """
@@ -16,8 +16,10 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.home import Home
-from hypaware.home.sqlite_readonly import has_table, open_readonly
+from hypaware.home.storage import is_durable, parse_location
+from hypaware.iceberg import catalog
 from hypaware.model.datasets import SEQ, SOURCE
 
 CATALOG = "hyp"
@@ -113,18 +115,16 @@ class TableMetadata:
 
 
 def list_tables(home: Home, namespace: str = NAMESPACE) -> list[CatalogEntry]:
-    if not home.catalog.is_file():
-        return []
-    with open_readonly(home.catalog) as catalog:
-        if not has_table(catalog, "iceberg_tables"):
+    with catalog.read_catalog(home) as execute:
+        if execute is None:
             return []
-        found = catalog.execute(
-            "SELECT table_name, metadata_location, previous_metadata_location FROM iceberg_tables"
+        found = execute(
+            f"SELECT table_name, metadata_location, previous_metadata_location FROM {catalog.TABLES}"
             " WHERE catalog_name = ? AND table_namespace = ? ORDER BY table_name",
             (CATALOG, namespace),
-        ).fetchall()
+        )
     return [
-        CatalogEntry(name, local_path(current), local_path(previous) if previous else None)
+        CatalogEntry(name, parse_location(current), parse_location(previous) if previous else None)
         for name, current, previous in found
     ]
 
@@ -154,14 +154,14 @@ def read_metadata(path: Path) -> TableMetadata:
         snapshots=tuple(
             TableSnapshot(
                 found["snapshot-id"],
-                local_path(found["manifest-list"]),
+                parse_location(found["manifest-list"]),
                 found.get("summary", {}),
                 found["timestamp-ms"] / 1000,
             )
             for found in content.get("snapshots", [])
         ),
         current_id=None if current in (None, -1) else current,
-        log=tuple(local_path(found["metadata-file"]) for found in content.get("metadata-log", [])),
+        log=tuple(parse_location(found["metadata-file"]) for found in content.get("metadata-log", [])),
         fields={found["name"]: TableField(found["id"], found["type"], found["required"]) for found in schema["fields"]},
     )
 
@@ -169,7 +169,7 @@ def read_metadata(path: Path) -> TableMetadata:
 def read_manifests(snapshot: TableSnapshot) -> list[ManifestFile]:
     return [
         ManifestFile(
-            local_path(found["manifest_path"]),
+            parse_location(found["manifest_path"]),
             found["manifest_length"],
             found["added_snapshot_id"],
             deletes=found.get("content", 0) != 0,
@@ -188,7 +188,7 @@ def read_data_files(metadata: TableMetadata, manifest: ManifestFile) -> Iterator
         # Writers store the day of a partition as a date or as days since 1970.
         day = next((value for name, value in file["partition"].items() if name != SOURCE), None)
         yield DataFile(
-            path=local_path(file["file_path"]),
+            path=parse_location(file["file_path"]),
             bytes=file["file_size_in_bytes"],
             rows=rows,
             source=str(file["partition"].get(SOURCE)),
@@ -215,8 +215,17 @@ def iter_live_files(metadata: TableMetadata) -> Iterator[DataFile]:
 
 def table_folders(home: Home, dataset: str) -> list[Path]:
     """Return all directories on disk that hold, or held, files of the dataset's table."""
-    parent = home.warehouse / NAMESPACE
+    parent = warehouse_root(home) / NAMESPACE
+    if is_durable(parent):
+        # A prefix of a bucket: shared tables are never rebuilt, so each has one folder.
+        return [parent / dataset]
     return sorted(path for path in parent.glob(f"{dataset}*") if dataset in (path.name, path.name.rpartition("-")[0]))
+
+
+def warehouse_root(home: Home) -> Path:
+    """Return where the data files are: below the home, or in the bucket of a shared lake."""
+    shared = find_shared_lake(home)
+    return home.warehouse if shared is None else shared.root
 
 
 def list_files_on_disk(home: Home, dataset: str) -> list[Path]:
@@ -264,20 +273,10 @@ class _ManifestCache:
 _manifest_cache = _ManifestCache(_MAX_CACHED_FILES)
 
 
-def local_path(location: str) -> Path:
-    """Convert an Iceberg location (`file:/x`, `file:///x` or `/x`, never percent-encoded) to a path."""
-    path = location.removeprefix("file:")
-    return Path("/" + path.lstrip("/"))
-
-
-def file_location(path: Path) -> str:
-    return f"file:{path}"
-
-
 def _read_avro(path: Path) -> Iterator[dict[str, Any]]:
     import fastavro
 
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         yield from fastavro.reader(file)
 
 

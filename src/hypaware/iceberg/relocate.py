@@ -30,8 +30,9 @@ from hypaware import faults
 from hypaware.errors import HypError, LakeError
 from hypaware.home import Home, durable_files
 from hypaware.home.sqlite_readonly import has_table, open_readonly
+from hypaware.home.storage import ObjectPath, parse_location, write_object
 from hypaware.iceberg import metadata
-from hypaware.iceberg.metadata import CATALOG, local_path
+from hypaware.iceberg.metadata import CATALOG
 
 _WAREHOUSE = "/lake/warehouse"
 _SCHEME_PATTERN = re.compile(r"^(?:([a-z][a-z0-9+.-]*):)?(//(?=/))?", re.IGNORECASE)
@@ -106,7 +107,7 @@ class LakeLocations:
         """Return the location of the same file in this home. Locations outside the file system stay unchanged."""
         scheme = _SCHEME_PATTERN.match(location)
         assert scheme is not None
-        path = local_path(location)
+        path = parse_location(location)
         if (scheme[1] or "file").lower() != "file" or path.is_relative_to(f"{self.root}{_WAREHOUSE}"):
             return location
         _, found, relative = f"{path}/".rpartition(f"{_WAREHOUSE}/")
@@ -118,7 +119,7 @@ class LakeLocations:
         return f"{scheme[0]}{self.root}{_WAREHOUSE}/{relative}".rstrip("/")
 
     def local_file(self, location: str) -> Path:
-        return local_path(self.localize(location))
+        return parse_location(self.localize(location))
 
 
 @dataclass(frozen=True)
@@ -217,13 +218,17 @@ def write_metadata_json(location: str, content: Mapping[str, Any]) -> str:
     folder, _, name = location.rpartition("/")
     number = re.match(r"\d+(?=-)", name)
     new = f"{folder}/{int(number[0]) + 1 if number else 1:05d}-{uuid.uuid4()}.metadata.json"
-    durable_files.write_atomic(local_path(new), json.dumps(content).encode())
+    path, data = parse_location(new), json.dumps(content).encode()
+    if isinstance(path, ObjectPath):
+        write_object(path, data)
+    else:
+        durable_files.write_atomic(path, data)
     return new
 
 
 def _remove_unreferenced(locations: LakeLocations, row: _CatalogRow) -> None:
     """Remove the old metadata files, and those that a killed relocation has left."""
-    folder = local_path(row.current).parent
+    folder = parse_location(row.current).parent
     referenced = {
         path
         for location in filter(None, (row.current, row.previous))

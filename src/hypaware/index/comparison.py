@@ -15,6 +15,7 @@ import orjson
 
 from hypaware.home import Home
 from hypaware.home.sqlite_readonly import open_readonly
+from hypaware.home.storage import arrow_source
 from hypaware.iceberg import metadata
 from hypaware.index import blocks, database, refresh
 from hypaware.index.schema import DATASET, SPOOLED, TOKENS
@@ -108,7 +109,7 @@ class _Comparison:
 
         found = metadata.find_table(self._home, DATASET)
         for file in metadata.iter_live_files(metadata.read_metadata(found.metadata)) if found else ():
-            with pq.ParquetFile(file.path, pre_buffer=False) as opened:
+            with pq.ParquetFile(arrow_source(file.path), pre_buffer=False) as opened:
                 names = [name for name in _COLUMNS if name in opened.schema_arrow.names]
                 for batch in opened.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
                     yield [row for row in batch.to_pylist() if row[SEQ] is not None]

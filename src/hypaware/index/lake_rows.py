@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hypaware.home.storage import arrow_source
 from hypaware.index.parts import ATTRIBUTE_MARKS, COLUMNS, Part, hash_part, make_part
 from hypaware.model.datasets import SEQ
 
@@ -43,7 +44,7 @@ def read_parts(path: Path, first_group: int, *, with_text: bool) -> Iterator[tup
 def _read_parts(path: Path, first_group: int, with_text: bool) -> Iterator[tuple[list[Part], int]]:
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path, memory_map=False, pre_buffer=False) as file:
+    with pq.ParquetFile(arrow_source(path), memory_map=False, pre_buffer=False) as file:
         present = set(file.schema_arrow.names)
         names = [name for name in (SEQ, *COLUMNS) if name in present]
         for group in range(first_group, file.num_row_groups):

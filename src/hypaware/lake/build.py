@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -31,6 +31,7 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 
 from hypaware.home import durable_files
+from hypaware.home.storage import ObjectPath, put_file, spool_object
 from hypaware.lake.row_keys import MatchKeys
 from hypaware.lake.schema import TIMESTAMP, file_schema
 from hypaware.lake.tombstones import NO_TOMBSTONES, Tombstones
@@ -357,10 +358,15 @@ class DataFileWriter:
     """Writes one new data file, with the sizes of its row groups in memory in the footer."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.touch(mode=0o600, exist_ok=False)
         self.path = path
-        self._sink = pa.OSFile(str(path), "wb")
+        self._spooled: IO[bytes] | None = None
+        if isinstance(path, ObjectPath):
+            self._spooled = spool_object()
+            self._sink = pa.PythonFile(self._spooled, "w")
+        else:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.touch(mode=0o600, exist_ok=False)
+            self._sink = pa.OSFile(str(path), "wb")
         self._writer = parquet_writer(self._sink, schema)
         self._group_bytes: list[int] = []
         self._rows = self._max_seq = 0
@@ -377,18 +383,26 @@ class DataFileWriter:
         self._max_seq = max(self._max_seq, pc.max(rows.column(SEQ)).as_py() or 0)
 
     def close(self, source: str, day: str) -> BuiltFile:
-        """Finish the file and fsync it."""
+        """Finish the file and make it durable."""
         self._writer.add_key_value_metadata({FOOTER_KEY: ",".join(map(str, self._group_bytes))})
         self._writer.close()
-        self._sink.close()
-        self.path.chmod(0o600)
-        durable_files.fsync_file(self.path)
-        return BuiltFile(self.path, source, day, self._rows, self.path.stat().st_size, self._max_seq)
+        if self._spooled is not None and isinstance(self.path, ObjectPath):
+            self._sink.flush()
+            size = self._spooled.tell()
+            put_file(self.path, self._spooled)
+            self._sink.close()
+        else:
+            self._sink.close()
+            self.path.chmod(0o600)
+            durable_files.fsync_file(self.path)
+            size = self.path.stat().st_size
+        return BuiltFile(self.path, source, day, self._rows, size, self._max_seq)
 
     def discard(self) -> None:
         self._writer.close()
         self._sink.close()
-        self.path.unlink(missing_ok=True)
+        if self._spooled is None:
+            self.path.unlink(missing_ok=True)
 
 
 def parquet_writer(path: Path | pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:

@@ -8,12 +8,14 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.errors import LakeError
 from hypaware.home import Home
-from hypaware.iceberg import fsync, metadata
+from hypaware.iceberg import catalog, fsync, metadata
 from hypaware.spool import reader, segments
 from hypaware.state import flushes
 from hypaware.state.home_opener import open_home
+from hypaware.state.location import has_state
 from hypaware.state.store import StateStore
 
 
@@ -25,7 +27,7 @@ def check_tables(home: Home, names: Collection[str] | None = None) -> None:
 
 def find_damaged_tables(home: Home, names: Collection[str] | None = None) -> dict[str, LakeError]:
     """Return the tables that nothing may be done with, each with the reason and its repair."""
-    if not home.state.is_file():
+    if not has_state(home):
         return {}
     with closing(open_home(home, make=False).store) as store:
         recorded = read_recorded_floors(store)
@@ -53,7 +55,7 @@ def check_floor(home: Home, dataset: str, recorded: int) -> None:
     entry = metadata.find_table(home, dataset)
     if entry is None:
         raise LakeError(
-            f"rows of {dataset} up to sequence {recorded} were recorded, but the catalog {home.catalog} "
+            f"rows of {dataset} up to sequence {recorded} were recorded, but the catalog {catalog.describe(home)} "
             "has no such table; restore a backup with hyp restore, or rebuild the table from its files",
             kind="lake_rolled_back",
             repair=f"hyp maintain {dataset} --rebuild",
@@ -124,7 +126,8 @@ def seconds_since_flush(home: Home) -> float | None:
 
 
 def settlements_folder(home: Home, dataset: str) -> Path:
-    return home.settlements / dataset
+    shared = find_shared_lake(home)
+    return (home.settlements if shared is None else shared.root / "settlements") / dataset
 
 
 def list_settlements(home: Home, dataset: str) -> list[Path]:

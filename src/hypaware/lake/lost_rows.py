@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hypaware.home import Home
+from hypaware.home.storage import arrow_source
 from hypaware.iceberg import metadata
 from hypaware.lake.build import BuildResult
 from hypaware.lake.key_index import KeyIndex
@@ -62,7 +63,9 @@ def _read_present(home: Home, wanted: Collection[int], unreadable: Collection[Pa
             first, last = file.min_seq or 0, file.max_seq or highest
             if first <= highest and lowest <= last and file.path not in unreadable:
                 try:
-                    found.update(pq.read_table(file.path, columns=[SEQ], partitioning=None).column(SEQ).to_pylist())
+                    found.update(
+                        pq.read_table(arrow_source(file.path), columns=[SEQ], partitioning=None).column(SEQ).to_pylist()
+                    )
                 except (OSError, pa.ArrowException):
                     # A damaged file of another table, which may have any of them.
                     found.update(seq for seq in wanted if first <= seq <= last)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hypaware.home.storage import arrow_source
 from hypaware.lake.build import FOOTER_KEY
 from hypaware.model import canonical, datasets
 from hypaware.model.columns import ColumnType
@@ -44,7 +45,7 @@ class RowGroup:
 
 @lru_cache(maxsize=_MAX_CACHED_FOOTERS)
 def read_row_groups(path: Path) -> tuple[RowGroup, ...]:
-    footer = pq.read_metadata(path)
+    footer = pq.read_metadata(arrow_source(path))
     column = footer.schema.to_arrow_schema().get_field_index(SEQ)
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     encoded = sum(group.total_byte_size for group in groups)
@@ -66,7 +67,7 @@ def read_row_groups(path: Path) -> tuple[RowGroup, ...]:
 
 def read_batches(path: Path, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Read the given columns in batches, as far as the file has them."""
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(arrow_source(path)) as file:
         present = set(file.schema_arrow.names)
         yield from file.iter_batches(_BATCH_ROWS, columns=[name for name in names if name in present])
 

@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from hypaware import faults
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files
+from hypaware.home.storage import arrow_source
 from hypaware.lake import dedupe, health, lost_rows, settlements, tombstones
 from hypaware.lake.build import (
     BuildFailure,
@@ -341,7 +342,7 @@ class DropRowsTask:
             settlements.write_settlements(self.settlement, [file.path for file in self.built.files], self.settles)
         files = []
         for file in self.built.files:
-            with pq.ParquetFile(file.path) as source_file:
+            with pq.ParquetFile(arrow_source(file.path)) as source_file:
                 seqs = source_file.read([SEQ]).column(SEQ)
                 kept_rows = len(pc.filter(seqs, self._wanted(seqs)))
                 if kept_rows == file.rows and not self.renumber:

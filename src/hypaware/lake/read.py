@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 
 from hypaware.errors import LakeError
 from hypaware.home import Home
+from hypaware.home.storage import arrow_source
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import DataFile
 from hypaware.lake import health, parquet
@@ -115,7 +116,7 @@ def read_files(dataset: str, files: list[DataFile], after: int, last: int, inclu
 
     for file in filter(is_due, files):
         if groups := [group.index for group in parquet.read_row_groups(file.path) if is_due(group)]:
-            with pq.ParquetFile(file.path) as source_file:
+            with pq.ParquetFile(arrow_source(file.path)) as source_file:
                 names = set(source_file.schema_arrow.names)
                 rows = source_file.read_row_groups(groups, columns=[name for name in schema.names if name in names])
             part = parquet.conform_rows(rows, schema)
@@ -230,7 +231,7 @@ def list_session_ids(home: Home, left_out: Collection[str] = ()) -> set[str]:
 
 
 def _read_session_ids(path: Path) -> set[str]:
-    with pq.ParquetFile(path) as data:
+    with pq.ParquetFile(arrow_source(path)) as data:
         if _SESSION not in data.schema_arrow.names:
             return set()
         return set(pc.unique(data.read([_SESSION])[_SESSION]).drop_null().to_pylist())
@@ -262,7 +263,7 @@ def _count_file(file: DataFile, after: int, last: int) -> int:
         if inside is None:
             cut.append(group.index)
     if cut:
-        with pq.ParquetFile(file.path) as source_file:
+        with pq.ParquetFile(arrow_source(file.path)) as source_file:
             seqs = source_file.read_row_groups(cut, columns=[SEQ]).column(SEQ)
         counted += pc.sum(pc.and_(pc.greater(seqs, after), pc.less_equal(seqs, last))).as_py() or 0
     return counted

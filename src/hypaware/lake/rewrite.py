@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hypaware.errors import LakeError
+from hypaware.home.storage import arrow_source
 from hypaware.lake import TARGET_FILE_BYTES
 from hypaware.lake.build import BuildResult, BuiltFile, DataFileWriter, OutputPaths
 from hypaware.lake.parquet import RowGroup, conform_rows, read_row_groups
@@ -128,7 +129,7 @@ def read_in_order(
     buffer: list[pa.Table] = []
     buffered = 0
     # Keep the last file open, because the next group usually comes from it too.
-    open_file = lru_cache(maxsize=1)(pq.ParquetFile)
+    open_file = lru_cache(maxsize=1)(lambda path: pq.ParquetFile(arrow_source(path)))
     for path, group in groups:
         if buffered >= _GROUP_BYTES:
             rows = pa.concat_tables(buffer)
@@ -170,7 +171,7 @@ def _sort_by_sequence(rows: pa.Table) -> pa.Table:
 
 def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
     """Read the given columns, as far as the file has them."""
-    with _name_file_in_errors(path), pq.ParquetFile(path) as parquet:
+    with _name_file_in_errors(path), pq.ParquetFile(arrow_source(path)) as parquet:
         present = set(parquet.schema_arrow.names)
         return parquet.read(columns=[name for name in names if name in present], use_threads=False)
 

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from hypaware import faults
 from hypaware.errors import LakeError
 from hypaware.home import Home, durable_files
+from hypaware.home.storage import ObjectPath, arrow_source, is_durable, write_object
 from hypaware.lake.health import settlements_folder
 from hypaware.lake.parquet import to_producer_rows
 from hypaware.model import datasets
@@ -44,16 +45,22 @@ def write_settlements(path: Path, built: Sequence[Path], settles: Mapping[int, i
     """Write the settling rows of built files with the sequence of the row that each settles. Runs in a task."""
     parts = []
     for file in built:
-        rows = pq.read_table(file, partitioning=None)
+        rows = pq.read_table(arrow_source(file), partitioning=None)
         parts.append(rows.filter(pc.is_in(rows.column(SEQ), value_set=pa.array(settles, pa.int64()))))
     settling = pa.concat_tables(parts)
     targets = pa.array([settles[seq] for seq in settling.column(SEQ).to_pylist()], pa.int64())
-    durable_files.make_dir(path.parent.parent)
-    durable_files.make_dir(path.parent)
+    if not is_durable(path):
+        durable_files.make_dir(path.parent.parent)
+        durable_files.make_dir(path.parent)
     _store_settlements(path, settling.append_column(TARGET_COLUMN, targets))
 
 
 def _store_settlements(path: Path, rows: pa.Table) -> None:
+    if isinstance(path, ObjectPath):
+        buffer = pa.BufferOutputStream()
+        pq.write_table(rows, buffer, compression="zstd")
+        write_object(path, buffer.getvalue().to_pybytes())
+        return
     temporary = path.with_suffix(".tmp")
     pq.write_table(rows, temporary, compression="zstd")
     temporary.chmod(0o600)
@@ -66,7 +73,7 @@ def discard_settlements(home: Home, flush: Flush) -> None:
     found = list(settlements_folder(home, flush.dataset).glob(f"{flush.id}-*"))
     for path in found:
         path.unlink(missing_ok=True)
-    if found:
+    if found and not is_durable(found[0]):
         durable_files.fsync_dir(settlements_folder(home, flush.dataset))
 
 
@@ -74,7 +81,7 @@ def remove_settlements(paths: Sequence[Path]) -> None:
     _before_remove()
     for path in paths:
         path.unlink(missing_ok=True)
-    for parent in {path.parent for path in paths}:
+    for parent in {path.parent for path in paths if not is_durable(path)}:
         durable_files.fsync_dir(parent)
     _after_remove()
 
@@ -112,7 +119,7 @@ def retain_targets(path: Path, kept: Container[int]) -> None:
 
 def _read_settlements(path: Path, columns: list[str] | None = None) -> pa.Table:
     try:
-        return pq.read_table(path, columns=columns, partitioning=None)
+        return pq.read_table(arrow_source(path), columns=columns, partitioning=None)
     except (OSError, pa.ArrowException) as error:
         raise DamagedSettlement(f"{path} cannot be read: {error}") from error
 

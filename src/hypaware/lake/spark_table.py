@@ -27,8 +27,9 @@ from hypaware.errors import LakeError, Retryable
 from hypaware.home import Home
 from hypaware.home.identity import Identity
 from hypaware.home.machine_facts import Question
+from hypaware.home.storage import format_location, parse_location
 from hypaware.iceberg import commit_times, fsync, metadata
-from hypaware.iceberg.metadata import DataFile, TableField, TableMetadata, local_path
+from hypaware.iceberg.metadata import DataFile, TableField, TableMetadata
 from hypaware.lake import build, schema, snapshots, task_input
 from hypaware.lake.build import BuildFailure, BuildResult, BuildWatcher, BuiltFile, DriverTask, Task, WatchedTask
 from hypaware.lake.segment_build import ENGINE_DIED
@@ -123,12 +124,12 @@ class SparkTable:
             spark._jsparkSession, self._name
         )
         # Not asked for again: what a flush wrote is cleared away even if the JVM has died.
-        self.data_root = local_path(str(self.iceberg.location())) / "data"
+        self.data_root = parse_location(str(self.iceberg.location())) / "data"
 
     @property
     def metadata(self) -> TableMetadata:
         """The table's metadata, read from its file: cheaper than hundreds of calls into the JVM."""
-        return metadata.read_metadata(local_path(str(self.iceberg.operations().current().metadataFileLocation())))
+        return metadata.read_metadata(parse_location(str(self.iceberg.operations().current().metadataFileLocation())))
 
     @property
     def uuid(self) -> str:
@@ -313,7 +314,7 @@ def create_table(
     listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
     location_clause = ""
     if location:
-        escaped = metadata.file_location(location).replace("\\", "\\\\").replace("'", "\\'")
+        escaped = format_location(location).replace("\\", "\\\\").replace("'", "\\'")
         location_clause = f"LOCATION '{escaped}' "
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {metadata.CATALOG}.{namespace}")
     spark.sql(

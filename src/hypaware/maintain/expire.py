@@ -13,9 +13,8 @@ whole once no reader can be using them.
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from pathlib import Path
 from hypaware import faults
 from hypaware.errors import LakeError
 from hypaware.home import Home, durable_files
+from hypaware.home.storage import is_durable, list_files
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import CatalogEntry, TableMetadata, TableSnapshot
 from hypaware.lake import health, snapshots
@@ -73,7 +73,7 @@ def expire_dataset(context: MaintenanceContext, report: MaintenanceReport) -> No
             _before_unlink()
             for path in orphaned.files:
                 path.unlink(missing_ok=True)
-            for folder in sorted({path.parent for path in orphaned.files}):
+            for folder in sorted({path.parent for path in orphaned.files if not is_durable(path)}):
                 durable_files.fsync_dir(folder)
             for folder in orphaned.folders:
                 shutil.rmtree(folder)
@@ -108,7 +108,7 @@ def find_orphans(home: Home, entry: CatalogEntry, unfinished: Collection[str], b
     found = Orphans()
     referenced, live = _referenced(entry)
     location = entry.metadata.parent.parent
-    on_disk = dict(_list_files(location))
+    on_disk = dict(list_files(location))
     if missing := live - on_disk.keys():
         # Either the table is damaged, and an orphan may be the last copy of a row; or its paths are spelled differently
         # from ours, and every file would look like an orphan.
@@ -122,7 +122,7 @@ def find_orphans(home: Home, entry: CatalogEntry, unfinished: Collection[str], b
     for folder in rebuild.find_abandoned(home, entry.name):
         if max(path.lstat().st_mtime for path in (folder, *folder.rglob("*"))) < before:
             found.folders.append(folder)
-            sizes = [size for _, size in _list_files(folder)]
+            sizes = [size for _, size in list_files(folder)]
             found.count, found.bytes = found.count + len(sizes), found.bytes + sum(sizes)
     return found
 
@@ -166,12 +166,3 @@ def _is_orphan(path: Path, referenced: Collection[Path], unfinished: Collection[
     if not path.name.endswith(_OUR_SUFFIXES) or path in referenced:
         return False
     return not any(path.name.startswith(f"{flush}-") for flush in unfinished)
-
-
-def _list_files(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the files below a directory without following links."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = Path(parent, name)
-            with suppress(FileNotFoundError):
-                yield path, path.lstat().st_size

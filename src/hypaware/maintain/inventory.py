@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from hypaware.errors import LakeError, Retryable
 from hypaware.home import Home
+from hypaware.home.storage import parse_location
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import FLOOR_PROPERTY, CatalogEntry, DataFile
 from hypaware.lake import schema
@@ -120,7 +121,7 @@ def find_deleted_rows(spark: SparkSession, dataset: str) -> dict[Path, tuple[int
             kind="delete_files",
         )
     found = spark.sql(f"SELECT file_path, sort_array(collect_set(pos)) FROM {table}.position_deletes GROUP BY 1")
-    return {metadata.local_path(path): tuple(positions) for path, positions in found.collect()}
+    return {parse_location(path): tuple(positions) for path, positions in found.collect()}
 
 
 def _own_properties(properties: Mapping[str, str]) -> dict[str, str]:

@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hypaware.config import Config
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.engine.jobs import JobContext
-from hypaware.errors import Cancelled, HypError
+from hypaware.errors import Cancelled, HypError, NotReady
 from hypaware.home import Home
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import DataFile
@@ -38,6 +39,11 @@ STEPS = {
 
 
 def run_maintenance(context: JobContext, args: dict[str, Any], now: datetime | None = None) -> dict[str, Any]:
+    if args.get("rebuild") and find_shared_lake(context.home) is not None:
+        raise NotReady(
+            "a rebuild does not support a shared lake yet (lake.catalog): restore the database or the bucket",
+            kind="shared_lake_unsupported",
+        )
     present = list_stored_datasets(context.home)
     wanted = [datasets.get(args["dataset"])] if args.get("dataset") else list(datasets.list_all())
     deadline = time.monotonic() + args["budget"] if args.get("budget") else None

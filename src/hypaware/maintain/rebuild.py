@@ -34,9 +34,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hypaware import faults, telemetry
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.errors import LakeError, Retryable
 from hypaware.home import Home, durable_files
 from hypaware.home.sqlite_readonly import open_readonly
+from hypaware.home.storage import parse_location
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import (
     CATALOG,
@@ -280,9 +282,11 @@ def find_abandoned(home: Home, dataset: str) -> list[Path]:
     Paths are compared resolved: a home reached through a link has two spellings, and a live table must not look
     abandoned.
     """
+    if find_shared_lake(home) is not None:
+        return []
     with open_readonly(home.catalog) as catalog:
         rows = catalog.execute("SELECT metadata_location, previous_metadata_location FROM iceberg_tables").fetchall()
-    in_use = {metadata.local_path(place).parent.parent.resolve() for row in rows for place in row if place}
+    in_use = {parse_location(place).parent.parent.resolve() for row in rows for place in row if place}
     return [folder for folder in metadata.table_folders(home, dataset) if folder.resolve() not in in_use]
 
 

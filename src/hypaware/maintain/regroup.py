@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hypaware.home.storage import arrow_source
 from hypaware.lake import schema
 from hypaware.lake.build import BuildResult, OutputPaths
 from hypaware.lake.parquet import conform_rows, read_row_groups, to_producer_rows
@@ -110,7 +111,7 @@ class RegroupTask:
             for writer in writers.values():
                 writer.discard()
             raise
-        read = sum(pq.read_metadata(path).num_rows for path in self.paths)
+        read = sum(pq.read_metadata(arrow_source(path)).num_rows for path in self.paths)
         written, deleted = sum(file.rows for file in files), read - after_delete
         balance = RegroupBalance(read, written, deleted, excluded, repeated, used.total())
         return BuildResult(files=files, reports=[balance])
@@ -132,7 +133,7 @@ def count_unnumbered(path: Path) -> int:
     groups = read_row_groups(path)
     if all(group.exact for group in groups):
         return sum(group.rows - group.sequenced for group in groups)
-    return int(pq.read_table(path, columns=[SEQ]).column(SEQ).null_count)
+    return int(pq.read_table(arrow_source(path), columns=[SEQ]).column(SEQ).null_count)
 
 
 def _read_unnumbered(
@@ -141,7 +142,7 @@ def _read_unnumbered(
     for path in paths:
         if not count_unnumbered(path):
             continue
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(arrow_source(path)) as file:
             wanted = [name for name in file_schema.names if name in set(file.schema_arrow.names)]
             start = 0
             for group in read_row_groups(path):

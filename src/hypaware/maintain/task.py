@@ -32,6 +32,7 @@ from hypaware.maintain.context import MaintenanceReport
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.state.home_opener import open_home
+from hypaware.state.location import has_state
 
 if TYPE_CHECKING:
     from hypaware.state.store import StateStore
@@ -230,7 +231,7 @@ class MaintenanceTask:
     def _find_due(self) -> tuple[bool, list[str]]:
         """Return whether anything is due, and the warnings about rows that will expire."""
         home, config, now = self._engine.home, self._current_config, self._clock.now()
-        if not home.state.is_file():
+        if not has_state(home):
             return False, []  # opening it would create a state in a home that may just have been removed
         with closing(open_home(home, make=False).store) as store:
             retention = retention_plan.retention_status(home, config, store, now)

@@ -26,7 +26,7 @@ from hypaware.page.early_head import discard, send_early
 from hypaware.page.part_reader import PartReader, Reading
 from hypaware.privacy.redact import mask_secrets
 from hypaware.state import dead_letters
-from hypaware.state.store import StateStore
+from hypaware.state.location import has_state, open_store
 from hypaware.status.session_expiry import describe_history
 from hypaware.status.snapshot import collect_snapshot
 from hypaware.text import (
@@ -76,9 +76,9 @@ def read_status(home: Home) -> Document:
 
 def read_letters(home: Home) -> list[Document]:
     """Return the newest dead letters, newest first, without their rows."""
-    if not home.state.is_file():
+    if not has_state(home):
         return []
-    with closing(StateStore(home.state, read_only=True)) as store, store.reading() as connection:
+    with closing(open_store(home, read_only=True)) as store, store.reading() as connection:
         if not connection.has_table("dead_letters"):
             return []
         found = dead_letters.list_letters(connection)

@@ -29,7 +29,7 @@ from hypaware.server.page import TeamPageOptions
 from hypaware.server.page_guard import PageGuard, PageLimits, PageRules
 from hypaware.server.tls import load_certificate
 from hypaware.server.viewers import ViewerTokens
-from hypaware.state.store import StateStore
+from hypaware.state.location import open_store
 
 _OOM_SCORE = "500"
 _MAX_HEADER = 8190
@@ -52,7 +52,7 @@ async def serve_page(home: Home, options: TeamPageOptions, listeners: list[socke
     rules = options.to_rules()
     tls = load_certificate(options.tls_cert, options.tls_key)
     context = PageContext(home, PageAccess(is_team=True, may_change=False))
-    tokens = ViewerTokens(StateStore(home.state), auth.signing_key(home))
+    tokens = ViewerTokens(open_store(home), auth.signing_key(home))
     app, guard = make_team_app(context, tokens, rules)
     runner = web.AppRunner(
         app,

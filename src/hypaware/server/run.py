@@ -91,12 +91,11 @@ def run_server(
     # Never run Spark in this process, where it would take memory and time from requests: use an engine process.
     os.environ.pop("HYP_ENGINE", None)
     config = LiveConfig(home, log)
-    if unsupported := config().lake.find_unsupported():
-        key, supported = unsupported
+    if config().lake.is_shared:
         raise NotReady(
-            f"{key} is set, but this version keeps the batches and the ledger of a server only in its home",
+            "lake.catalog is set, but this version keeps the batches and the ledger of a server only in its home",
             kind="lake_elsewhere",
-            repair=f"hyp config set {key} '{supported}'",
+            repair="hyp config set lake.catalog embedded",
         )
     with open_server(home, options) as context:
         tasks: AbstractAsyncContextManager[None] = nullcontext()

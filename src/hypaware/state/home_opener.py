@@ -26,6 +26,7 @@ from hypaware.home import Home, durable_files, locks
 from hypaware.home.identity import HomeLocation, Identity
 from hypaware.state import flushes, streams
 from hypaware.state.inherited_segments import record_inherited
+from hypaware.state.location import has_state, open_store
 from hypaware.state.mirror import Mirror, mark_unknown, read_mirror, write_mirror
 from hypaware.state.streams import Stream
 
@@ -61,7 +62,7 @@ def read_identity(home: Home, *, make: bool = True) -> Identity:
     if not make and not home.root.is_dir():
         raise NotReady(f"no home at {home.root}", kind="no_home", repair="hyp setup")
     held = read_mirror(home.mirror)
-    if held and home.state.is_file() and held.identity.locate(home.root) is HomeLocation.HERE:
+    if held and has_state(home) and held.identity.locate(home.root) is HomeLocation.HERE:
         return held.identity
     opened = open_home(home)
     opened.store.close()
@@ -70,7 +71,7 @@ def read_identity(home: Home, *, make: bool = True) -> Identity:
 
 def open_home(home: Home, *, make: bool = True) -> OpenHome:
     """Open a home, creating it if necessary. With `make=False`, raise NotReady if the home was removed."""
-    from hypaware.state.store import StateStore
+    from hypaware.config.shared_lake import find_shared_lake
 
     try:
         if home.backup_note.is_file():
@@ -79,13 +80,16 @@ def open_home(home: Home, *, make: bool = True) -> OpenHome:
                 kind="home_is_backup",
                 repair=f"HYP_HOME=<a new folder> hyp restore {shlex.quote(str(home.root))}",
             )
-        if not make and not home.state.is_file():
+        if not make and not has_state(home):
             raise NotReady(f"the home {home.root} does not exist any more", kind="home_gone")
         if not home.root.is_dir():
             durable_files.reject_network_file_system(home.root)
             durable_files.make_dir(home.root)
-        store = StateStore(home.state)
+        store = open_store(home)
         try:
+            if find_shared_lake(home) is not None:
+                return _open_shared(home, store)
+            _reject_shared_mirror(home)
             for _ in range(_ATTEMPTS):
                 opened = _open_existing(home, store) if home.state.is_file() else None
                 if opened is None and not make and not home.root.is_dir():
@@ -98,6 +102,58 @@ def open_home(home: Home, *, make: bool = True) -> OpenHome:
             raise
     except OSError as error:
         raise Retryable(f"the home {home.root} could not be opened: {error}", kind="home_unavailable") from error
+
+
+def _open_shared(home: Home, store: StateStore) -> OpenHome:
+    """Open the state of a shared lake, creating it if necessary. The transactions of other machines are serialized."""
+    from hypaware.state import recovery
+    from hypaware.state.store import load_identity, save_identity
+
+    if home.state.is_file() or home.catalog.is_file():
+        raise NotReady(
+            f"the home {home.root} has a lake of its own, which a shared lake (lake.catalog) would hide",
+            kind="home_has_lake",
+            repair="export HYP_HOME=<a new folder>",
+        )
+    held = read_mirror(home.mirror)
+    store.migrate()
+    with store.reading() as connection:
+        known = load_identity(connection)
+    if known is None:
+        lake = recovery.summarize_lake(home)
+        with store.transaction() as connection:
+            known = load_identity(connection)
+            if known is None:
+                recovery.raise_state_to(connection, lake, held)
+                recovery.recover_deliveries(connection, lake, held)
+                through = flushes.next_sequence(connection) - 1
+                known = recovery.derive_identity(home, lake, held, through).as_shared()
+                save_identity(connection, known)
+    if held is not None and held.identity.gateway_id != known.gateway_id:
+        raise NotReady(
+            f"the home {home.root} was used with another lake than {store.database} (lake.state)",
+            kind="other_lake",
+            repair="export HYP_HOME=<a new folder>",
+        )
+    if (reason := _check_stale(home, store, held)[1]) is not None:
+        return catch_up(home, store, reason)
+    if held is None or held.identity != known:
+        _restrict_permissions(home.root)
+        if held is not None:
+            # The database was restored from an earlier copy: this machine's index may have keys of rows that are gone.
+            for suffix in ("", "-wal", "-shm"):
+                home.keys.with_name(home.keys.name + suffix).unlink(missing_ok=True)
+        write_mirror(home.mirror, store)
+    return OpenHome(home, store, known)
+
+
+def _reject_shared_mirror(home: Home) -> None:
+    if not home.state.is_file() and (held := read_mirror(home.mirror)) is not None and held.identity.is_shared:
+        raise NotReady(
+            f"the home {home.root} belongs to a shared lake, but lake.state is not set any more",
+            kind="other_lake",
+            repair="hyp config show lake",
+        )
 
 
 def _open_existing(home: Home, store: StateStore) -> OpenHome | None:

@@ -25,11 +25,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from hypaware.state.postgres_database import DEFAULT_SCHEMA, LEASE_LOST_SQLSTATE, lock_number
+from hypaware.iceberg.catalog import EPOCH_SETTING, LEASE_LOST_SQLSTATE, TABLES, epoch_options
+from hypaware.state.postgres_database import DEFAULT_SCHEMA, lock_number
 
 Run = Callable[[str], Sequence[Sequence[Any]]]
-_EPOCH_SETTING = "hypaware.epoch"
-_CATALOG_TABLE = "iceberg_tables"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
 
@@ -59,7 +58,7 @@ def install_fence(run: Run, schema: str = DEFAULT_SCHEMA) -> None:
             END IF;
             IF changed.catalog_name = TG_ARGV[1] THEN
                 PERFORM {schema}.require_epoch(
-                    TG_ARGV[0], nullif(current_setting('{_EPOCH_SETTING}', true), '')::BIGINT);
+                    TG_ARGV[0], nullif(current_setting('{EPOCH_SETTING}', true), '')::BIGINT);
             END IF;
             RETURN changed;
         END $$"""
@@ -81,7 +80,7 @@ def guard_catalog(run: Run, lake: str, catalog: str, schema: str = DEFAULT_SCHEM
     _require_name(lake)
     _require_name(catalog)
     run(
-        f"CREATE OR REPLACE TRIGGER reject_former_owner BEFORE INSERT OR UPDATE OR DELETE ON {_CATALOG_TABLE}"
+        f"CREATE OR REPLACE TRIGGER reject_former_owner BEFORE INSERT OR UPDATE OR DELETE ON {TABLES}"
         f" FOR EACH ROW EXECUTE FUNCTION {schema}.reject_former_owner('{lake}', '{catalog}')"
     )
 
@@ -130,11 +129,6 @@ def renew(run: Run, lake: str, epoch: int, schema: str = DEFAULT_SCHEMA) -> bool
         " RETURNING 1"
     )
     return bool(renewed)
-
-
-def epoch_options(epoch: int) -> str:
-    """Return the value of `options` in the address of the catalog, for connections under this epoch."""
-    return f"-c {_EPOCH_SETTING}={epoch}"
 
 
 def fenced_jdbc_uri(uri: str, epoch: int) -> str:

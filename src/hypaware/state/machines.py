@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hypaware.errors import HypError
 from hypaware.state import ledger
+from hypaware.state.location import has_state, open_store
 
 if TYPE_CHECKING:
     from hypaware.home import Home
@@ -46,12 +47,11 @@ class MachineNames:
 
 def read_machines(home: Home) -> MachineNames:
     """Return the machines of a server's state. Changes no file; a state that cannot be read gives none."""
-    from hypaware.state.store import StateStore
 
-    if not home.state.is_file():
+    if not has_state(home):
         return MachineNames()
     try:
-        with StateStore(home.state, read_only=True).reading() as connection:
+        with open_store(home, read_only=True).reading() as connection:
             gateways = ledger.list_gateways(connection, ledger.DEFAULT_TENANT)
     except (HypError, OSError, sqlite3.Error):
         return MachineNames()

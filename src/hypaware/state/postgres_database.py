@@ -30,10 +30,9 @@ from psycopg.adapt import Loader
 from psycopg.types.string import StrDumperUnknown
 
 from hypaware.errors import HypError, Retryable, StateError
+from hypaware.iceberg.catalog import LEASE_LOST_SQLSTATE
 
 DEFAULT_SCHEMA = "hypaware"
-LEASE_LOST_SQLSTATE = "HY115"
-"""The SQLSTATE of a change that is rejected because the lease on the lake is lost (`lake_lease`)."""
 _CONNECT_SECONDS = 10
 _IDLE_SECONDS, _LOCK_SECONDS = 20, 30
 _MARKERS = re.compile(r"'(?:[^']|'')*'|%|\?|(?<!:):([a-z_]\w*)")

@@ -16,7 +16,8 @@ from hypaware.home import Home
 from hypaware.home.identity import Identity
 from hypaware.state import dead_letters, flushes, schema, streams
 from hypaware.state import store as state_store
-from hypaware.state.store import Connection, Row, StateStore
+from hypaware.state.location import has_state, open_store
+from hypaware.state.store import Connection, Row
 from hypaware.state.streams import Stream, StreamKey
 from hypaware.text import summarize_error
 
@@ -62,10 +63,10 @@ class StateSnapshot:
 
 
 def read_snapshot(home: Home) -> StateSnapshot:
-    if not home.state.is_file():
+    if not has_state(home):
         return StateSnapshot()
     try:
-        with StateStore(home.state, read_only=True).reading() as connection:
+        with open_store(home, read_only=True).reading() as connection:
             return _read(connection)
     except (HypError, OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError) as error:
         return StateSnapshot("unreadable", summarize_error(error.__cause__ or error))
@@ -74,8 +75,8 @@ def read_snapshot(home: Home) -> StateSnapshot:
 def read_applied_migrations(home: Home) -> set[str] | None:
     """Return the names of the migrations that the state has, or None if there is no state that can be read."""
     with suppress(HypError, OSError, sqlite3.Error):
-        if home.state.is_file():
-            with StateStore(home.state, read_only=True).reading() as connection:
+        if has_state(home):
+            with open_store(home, read_only=True).reading() as connection:
                 return set(connection.values("SELECT name FROM migrations"))
     return None
 

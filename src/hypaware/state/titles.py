@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hypaware.home.sqlite_readonly import has_table, open_readonly
+from hypaware.state.location import has_state
 
 if TYPE_CHECKING:
     from hypaware.home import Home
@@ -111,7 +112,7 @@ def remove_titles(
 
 def read_titles(home: Home) -> dict[str, str]:
     """Return the title of each session that has one. Changes no file; a state that cannot be read gives none."""
-    if not home.state.is_file():
+    if not has_state(home):
         return {}
     try:
         # Without the classes of the state, whose import takes longer than the query.

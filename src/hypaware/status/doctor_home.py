@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hypaware import text
+from hypaware.config.shared_lake import to_shared_lake
 from hypaware.errors import NotReady
 from hypaware.home import Home, durable_files
 from hypaware.home.durable_files import open_regular_file
@@ -157,10 +158,12 @@ def check_config(inputs: StatusInput) -> Iterator[CheckResult]:
 
 def check_profile(inputs: StatusInput) -> Iterator[CheckResult]:
     """Say where the lake, its catalog and its state are."""
-    if unsupported := inputs.config.lake.find_unsupported():
-        key, supported = unsupported
-        message = f"{key} is set, but this version supports only the embedded profile: rows stay in the spool"
-        yield check_failed("profile", message, f"hyp config set {key} '{supported}'")
+    lake = inputs.config.lake
+    if unsupported := lake.find_unsupported():
+        message = f"{unsupported.key}: {unsupported.reason}: rows stay in the spool"
+        yield check_failed("profile", message, f"hyp config set {unsupported.key} '{unsupported.default}'")
+    elif shared := to_shared_lake(lake):
+        yield check_ok("profile", f"shared: catalog and state in {shared.address}, data files in {shared.warehouse}")
     else:
         yield check_ok("profile", f"embedded: catalog, state and data files are in {inputs.home.root}")
 

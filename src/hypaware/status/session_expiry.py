@@ -24,7 +24,8 @@ from hypaware.config import load as load_config
 from hypaware.errors import HypError
 from hypaware.home import Home
 from hypaware.lake import tombstones
-from hypaware.state.store import Row, StateStore
+from hypaware.state.location import has_state, open_store
+from hypaware.state.store import Row
 from hypaware.status.diagnostics import Diagnostic, PartStatus, StatusInput, warning
 from hypaware.text import format_count
 
@@ -249,9 +250,9 @@ def _read_purged(home: Home) -> Callable[[str], bool]:
 def _read_checkpoints(home: Home) -> dict[str, dict[str, Row]]:
     """Return the checkpoints by provider and path. A state that cannot be read has none; the status reports it."""
     found: dict[str, dict[str, Row]] = {}
-    if home.state.is_file():
+    if has_state(home):
         try:
-            with StateStore(home.state, read_only=True).reading() as connection:
+            with open_store(home, read_only=True).reading() as connection:
                 rows: Sequence[Row] = (
                     connection.rows("SELECT * FROM sources") if connection.has_table("sources") else ()
                 )

@@ -18,7 +18,7 @@ from hypaware.export.sink_registry import next_round_at
 from hypaware.export.status import StreamState, derive_stream_states, find_address
 from hypaware.iceberg.metadata import DataFile
 from hypaware.state import flushes
-from hypaware.state.store import StateStore
+from hypaware.state.location import open_store
 from hypaware.status.diagnostics import Diagnostic, PartStatus, StatusInput, error, info, warning
 from hypaware.status.storage import LakeStatus
 from hypaware.text import summarize_error
@@ -174,7 +174,7 @@ def _sink_stream(inputs: StatusInput, lake: LakeStatus, state: StreamState) -> S
     lag = count_between(table.files, state.key.source, after, state.high_water)
     if not lag.rows:
         return SinkStream(state)
-    with StateStore(inputs.home.state, read_only=True).reading() as connection:
+    with open_store(inputs.home, read_only=True).reading() as connection:
         oldest = flushes.first_commit_above(connection, state.key.dataset, after)
     return SinkStream(state, lag, max(0.0, (inputs.now - oldest).total_seconds()) if oldest else None)
 

@@ -28,8 +28,8 @@ from hypaware.model import datasets
 from hypaware.privacy import folder_memory, ignored_sessions
 from hypaware.spool import segments
 from hypaware.state import flushes
+from hypaware.state.location import open_store
 from hypaware.state.snapshot import StateSnapshot, read_snapshot
-from hypaware.state.store import StateStore
 from hypaware.status.diagnostics import Diagnostic, PartStatus, StatusInput, error, file_size, info, warning
 from hypaware.text import summarize_error
 
@@ -197,7 +197,7 @@ def inspect_retention(inputs: StatusInput, lake: LakeStatus) -> PartStatus[dict[
     # Do not plan without readable tables: the tables may belong to another home.
     can_plan = state.condition == "current" and lake.tables
     if can_plan and (state.holds or state.drops or any(_is_due(inputs, lake, name) for name in lake.tables)):
-        with closing(StateStore(inputs.home.state, read_only=True)) as store:
+        with closing(open_store(inputs.home, read_only=True)) as store:
             found = retention_plan.retention_status(inputs.home, inputs.config, store, inputs.now)
     else:
         found = _list_datasets(inputs, lake)
@@ -326,7 +326,7 @@ def _spooled_rows(home: Home, state: StateSnapshot, dataset: str) -> dict[str, A
     sealed = segments.list_sealed_segments(folder)
     committed: set[str] = set()
     if sealed and state.high_water:
-        with StateStore(home.state, read_only=True).reading() as connection:
+        with open_store(home, read_only=True).reading() as connection:
             committed = flushes.committed_segments(connection, dataset, (segment.name for segment in sealed))
     names = {segment.name.partition(".")[0] for segment in sealed}
     spooled = {segment.name: (segment.rows, segment.bytes) for segment in sealed if segment.name not in committed}

@@ -17,6 +17,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from hypaware.errors import HypError, LakeError, NotReady
 from hypaware.home import Home, locks
+from hypaware.home.storage import parse_location
 from hypaware.iceberg import metadata
 from hypaware.iceberg.relocate import LakeLocations
 from hypaware.lake.table import TableChange
@@ -410,7 +411,7 @@ def test_every_path_in_the_metadata_is_rewritten(home: Home) -> None:
     known = metadata.read_metadata(_entry(moved).metadata)
     assert known.properties["write.data.path"] == f"file://{moved.warehouse}/hypaware/{DATASET}/data"
     held = json.loads(known.path.read_bytes())
-    assert metadata.local_path(held["location"]) == moved.warehouse / "hypaware" / DATASET
+    assert parse_location(held["location"]) == moved.warehouse / "hypaware" / DATASET
     with closing(SqlCatalog(metadata.CATALOG, uri=f"sqlite:///{moved.catalog}")) as catalog:
         properties = catalog.load_namespace_properties(metadata.NAMESPACE)
         assert properties["location"] == f"file://{moved.warehouse}/hypaware"

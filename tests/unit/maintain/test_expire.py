@@ -16,6 +16,7 @@ from hypaware.engine import jobs as engine_jobs
 from hypaware.errors import LakeError
 from hypaware.faults import list_crash_points
 from hypaware.home import Home
+from hypaware.home.storage import format_location
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import CatalogEntry, TableMetadata, TableSnapshot
 from hypaware.lake import snapshots
@@ -240,7 +241,7 @@ def test_a_directory_used_by_any_catalog_table_stays(lake: SmallFiles) -> None:
     location = lake.entry.metadata.parent.parent
     next_generation = location.with_name(f"{DATASET}-0123abcd")
     shutil.copytree(location, next_generation)
-    location_ = metadata.file_location(next_generation / "metadata" / lake.entry.metadata.name)
+    location_ = format_location(next_generation / "metadata" / lake.entry.metadata.name)
     with closing(sqlite3.connect(lake.home.catalog, isolation_level=None)) as catalog:
         catalog.execute(
             "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location)"

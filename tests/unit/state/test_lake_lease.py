@@ -20,8 +20,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from hypaware.errors import StateError
 from hypaware.home import Home
+from hypaware.iceberg.catalog import LEASE_LOST_SQLSTATE, epoch_options
 from hypaware.state import flushes, lake_lease
-from hypaware.state.postgres_database import LEASE_LOST_SQLSTATE, PostgresDatabase, lock_number
+from hypaware.state.postgres_database import PostgresDatabase, lock_number
 from hypaware.state.store import StateStore
 from tests.support.postgres_server import PASSWORD, USER, PostgresServer
 from tests.support.processes import eventually, kill, running
@@ -65,7 +66,7 @@ class SharedLake:
     folder: Path
 
     def uri(self, epoch: int | None = None) -> str:
-        options = f"-c search_path={self.schema}" + (f" {lake_lease.epoch_options(epoch)}" if epoch else "")
+        options = f"-c search_path={self.schema}" + (f" {epoch_options(epoch)}" if epoch else "")
         return f"{self.server.whole_uri}?options={quote(options)}"
 
     def catalog(self, epoch: int | None = None) -> SqlCatalog:

@@ -38,6 +38,7 @@ from hypaware.index.answered_sessions import is_answered
 from hypaware.model.columns import format_timestamp
 from hypaware.model.expand import Exchange, Message
 from hypaware.model.match_keys import PROMPT_HISTORY
+from hypaware.state.location import has_state
 
 FILE_NAME = "history.jsonl"
 _COMMANDS = ("/", "!")
@@ -134,7 +135,7 @@ class _RecordedSessions:
 
     def _imported(self) -> Iterator[str]:
         """Yield the names of the transcripts that were ever imported, whether they still exist or not."""
-        if not self._home.state.is_file():
+        if not has_state(self._home):
             return
         with suppress(OSError, sqlite3.Error), open_readonly(self._home.state) as database:
             if has_table(database, "sources"):

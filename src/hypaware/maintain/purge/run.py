@@ -43,6 +43,7 @@ from hypaware.model.datasets import Dataset
 from hypaware.privacy import folder_memory
 from hypaware.state import flushes
 from hypaware.state.home_opener import open_home
+from hypaware.state.location import has_state
 
 _after_clean = faults.crash_point("maintain.purge.after-clean", "the databases hold no data of deleted rows")
 _TIMEOUT = 15.0
@@ -227,7 +228,7 @@ def plan_purge(
             report.datasets.append(_search_table(entry, dataset, within, found, progress))
         report.spool_rows += sum(within.matches(dataset, row) for row in spooled_rows(dataset))
         report.rejects += copies.count_rejects(home, dataset, within)
-    if home.state.is_file():
+    if has_state(home):
         with closing(open_home(home).store) as store:
             report.letters, report.letter_rows = copies.count_dead_letters(store, selector)
             report.delivered = copies.list_copies(store, found.seqs)

@@ -28,8 +28,8 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from hypaware.home.storage import parse_location
 from hypaware.iceberg import metadata
-from hypaware.iceberg.metadata import local_path
 from hypaware.lake.build import BuildFailure
 from hypaware.maintain.purge import copies
 from hypaware.maintain.purge.context import PurgeContext, PurgeReport, RemovedRows
@@ -181,7 +181,7 @@ def _search_manifest(path: Path) -> str | None:
     try:
         with open(path, "rb") as file:
             entries: list[Any] = list(fastavro.reader(file))
-        described = {local_path(entry["data_file"]["file_path"]) for entry in entries if "data_file" in entry}
+        described = {parse_location(entry["data_file"]["file_path"]) for entry in entries if "data_file" in entry}
     except (ValueError, EOFError, KeyError):
         return None
     missing = [each for each in described if not each.exists()]

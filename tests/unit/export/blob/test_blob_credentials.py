@@ -9,7 +9,8 @@ from obstore import exceptions
 
 from hypaware.export.sink import DestinationBusy, DestinationDenied, DestinationUnreachable
 from hypaware.export.sinks.blob import BucketLocation
-from hypaware.export.sinks.blob.object_store import S3Keys, find_keys, find_region, translate_errors
+from hypaware.export.sinks.blob.object_store import find_keys, find_region, translate_errors
+from hypaware.home.s3_keys import S3Keys
 
 PLACE = BucketLocation("s3", "bucket", "x")
 

@@ -13,23 +13,24 @@ the files of the AWS tools, if it holds keys; the identity of the machine (obsto
 from __future__ import annotations
 
 import asyncio
-import configparser
 import os
 import re
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from hypaware.errors import NotReady
 from hypaware.export.sink import DestinationBusy, DestinationDenied, DestinationUnreachable
 from hypaware.export.sinks.blob import BucketLocation
+from hypaware.home import s3_keys
+from hypaware.home.s3_keys import S3Keys
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -209,32 +210,26 @@ def _connect(location: BucketLocation, options: Mapping[str, Any]) -> ObjectStor
     )
 
 
-@dataclass(frozen=True)
-class S3Keys:
-    """Keys in the form that obstore expects."""
-
-    access_key_id: str
-    secret_access_key: str = field(repr=False)
-    token: str | None = field(default=None, repr=False)
-    expires_at: None = None
-
-
 def find_keys(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> S3Keys | None:
     """Return the keys, or None to let obstore find them."""
     if any(options.get(option) for option in _OPTIONS):
         access_key, secret_key = (_read_variable(option, options.get(option), environment) for option in _OPTIONS)
         return S3Keys(access_key, secret_key)
-    if environment.get("AWS_ACCESS_KEY_ID") and environment.get("AWS_SECRET_ACCESS_KEY"):
-        return None
-    profile = _read_profile(environment)
-    if not profile.get("aws_access_key_id") or not profile.get("aws_secret_access_key"):
-        return None
-    return S3Keys(profile["aws_access_key_id"], profile["aws_secret_access_key"], profile.get("aws_session_token"))
+    with _profile_errors():
+        return s3_keys.find_profile_keys(environment)
 
 
 def find_region(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> str:
-    named = options.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-    return str(named or _read_profile(environment).get("region") or "us-east-1")
+    with _profile_errors():
+        return s3_keys.find_region(options.get("region"), environment)
+
+
+@contextmanager
+def _profile_errors() -> Iterator[None]:
+    try:
+        yield
+    except NotReady as error:
+        raise DestinationDenied(error.message, kind=error.kind) from None
 
 
 def _read_variable(option: str, name: Any, environment: Mapping[str, str]) -> str:
@@ -249,27 +244,6 @@ def _read_variable(option: str, name: Any, environment: Mapping[str, str]) -> st
             repair=f"export {name}=… && hyp engine stop",
         )
     return value
-
-
-def _read_profile(environment: Mapping[str, str]) -> dict[str, str]:
-    name = environment.get("AWS_PROFILE") or "default"
-    folder = Path(environment.get("HOME") or "~").expanduser() / ".aws"
-    found: dict[str, str] = {}
-    for variable, file, section in (
-        ("AWS_CONFIG_FILE", "config", name if name == "default" else f"profile {name}"),
-        ("AWS_SHARED_CREDENTIALS_FILE", "credentials", name),
-    ):
-        path = Path(environment.get(variable) or folder / file).expanduser()
-        parser = configparser.RawConfigParser(default_section="", strict=False)
-        try:
-            parser.read_string(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            continue
-        except (OSError, UnicodeDecodeError, configparser.Error) as error:
-            raise DestinationDenied(f"{path} cannot be read: {type(error).__name__}", kind="no_credentials") from None
-        if parser.has_section(section):
-            found |= dict(parser.items(section))
-    return found
 
 
 @contextmanager

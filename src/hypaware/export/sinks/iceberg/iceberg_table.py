@@ -27,7 +27,7 @@ from hypaware.export.sinks.iceberg.data_files import (
     TableLayout,
 )
 from hypaware.home import durable_files
-from hypaware.iceberg.metadata import local_path
+from hypaware.home.storage import parse_location
 from hypaware.lake.build import encode_path_name
 from hypaware.model.datasets import GATEWAY, SEQ, Dataset
 from hypaware.state.streams import StreamKey
@@ -391,10 +391,10 @@ def fsync_files(table_location: str, files: Iterable[str]) -> None:
 
     Iceberg does not fsync its files; other stores do not need it. A chunk is reported as delivered only after this.
     """
-    paths = [local_path(file) for file in files if is_local(file)]
+    paths = [parse_location(file) for file in files if is_local(file)]
     folders = {path.parent for path in paths}
     if paths and is_local(table_location):
-        table = local_path(table_location)
+        table = parse_location(table_location)
         folders |= {folder for path in paths for folder in path.parents if folder.is_relative_to(table)}
         folders.update(table.parents[:2])
     for path in paths:
