@@ -104,7 +104,10 @@ class LakeConfig:
         """Return a setting that this version reads and cannot use, or None."""
         if not self.is_shared:
             return None
-        if isinstance(self.catalog, str) or self.catalog["type"] != "jdbc" or not _is_postgresql(self.catalog["uri"]):
+        if isinstance(self.catalog, str):
+            key, default = ("lake.state", "embedded") if self.state != "embedded" else ("lake.warehouse", "")
+            return UnsupportedSetting(key, default, f"{key} is for a shared lake, which needs lake.catalog too")
+        if self.catalog["type"] != "jdbc" or not _is_postgresql(self.catalog["uri"]):
             reason = (
                 "a shared lake needs a catalog of the type jdbc in PostgreSQL, which rejects a machine's commit after "
             )
