@@ -37,7 +37,7 @@ class GrowingLake:
             self._append(min(100_000, rows - self._rows))
             self._run("flush")
         self._run("export")
-        self._run("usage")
+        self._commands.build_index()
 
     def measure(self) -> dict[str, float]:
         """Return the median seconds of each command."""

@@ -77,6 +77,7 @@ class Importing:
 
     def check(self) -> None:
         """Check that the lake holds the rows and tokens of the generated histories."""
+        self.commands.build_index()
         totals = self.commands.hyp("query", "overview")["totals"]
         found = {name: totals[name] for name in self._tokens}
         if totals["parts"] != self._rows or found != self._tokens:

@@ -53,6 +53,12 @@ class Commands:
             raise SystemExit(f"{' '.join(command)} failed\n{done.stdout.decode()}{done.stderr.decode()}")
         return done.stdout
 
+    def build_index(self) -> None:
+        """Wait until all rows are indexed. Until then, reading commands answer from a part of a large import."""
+        self.hyp("usage")
+        while (status := self.hyp("index", "status"))["lag_rows"] or status["building"]:
+            time.sleep(_SECONDS_BETWEEN_SAMPLES)
+
     def stop_engine(self) -> None:
         subprocess.run([HYP, "engine", "stop"], env=self.environment, stdout=subprocess.DEVNULL, check=False)
 

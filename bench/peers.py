@@ -49,7 +49,7 @@ def compare(folder: Path, scale: float, ccusage: str = "") -> tuple[list[Peer], 
     with temporary_home(folder, "peers") as commands:
         importing = Importing(commands)
         importing.add((history, made))
-        commands.hyp("usage")  # builds the index
+        commands.build_index()
         arguments = (["sessions", "--limit", "20"], ["usage"], ["search", _WORD])
         ours = Peer("hyp", tuple([str(HYP), *each] for each in arguments), commands.environment)
         missing: list[str] = []
