@@ -70,3 +70,9 @@ def test_without_a_terminal_and_options_setup_exits_2_and_suggests_yes(hyp: Hyp,
     code, out, _ = hyp("setup", "--json")
     assert (code, json.loads(out)["error"]["repair"]) == (2, ["hyp setup --yes"])
     assert not (tmp_path / "home").exists()
+
+
+def test_source_is_another_name_of_the_option_client(hyp: Hyp, user: Path) -> None:
+    """The JavaScript original calls it `--source`."""
+    code, out, _ = hyp("init", "--source", "codex", "--dry-run", "--json")
+    assert (code, json.loads(out)["clients"]) == (0, ["codex"])
