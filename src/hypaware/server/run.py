@@ -93,9 +93,10 @@ def run_server(
     config = LiveConfig(home, log)
     if config().lake.is_shared:
         raise NotReady(
-            "lake.catalog is set, but this version keeps the batches and the ledger of a server only in its home",
+            "lake.catalog, lake.state or lake.warehouse names a shared lake, but this version keeps the batches and "
+            "the ledger of a server only in its home; remove these settings",
             kind="lake_elsewhere",
-            repair="hyp config set lake.catalog embedded",
+            repair="hyp config show",
         )
     with open_server(home, options) as context:
         tasks: AbstractAsyncContextManager[None] = nullcontext()
