@@ -244,7 +244,7 @@ REFUSED = {
         "SELECT * FROM org.apache.spark.sql.execution.datasources.text.`/etc/hostname`",
     ],
     "Did you mean ai_gateway_messages?": ["SELECT * FROM ai_gateway_message", "SELECT * FROM gateway_messages"],
-    "Known: ai_gateway_exchanges, ai_gateway_messages.": [
+    "Known: ai_gateway_exchanges, ai_gateway_messages, otel_logs, otel_metrics, otel_spans.": [
         "SELECT * FROM ai_gateway_message",
         "SELECT * FROM hypaware.message",
         "SELECT * FROM xyz",
