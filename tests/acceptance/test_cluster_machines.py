@@ -32,10 +32,6 @@ def mounts(tmp_path: Path) -> None:
 @pytest.fixture
 def machines(hyp: Hyp, mounts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Two workers that see neither the home, nor transcripts and projects, nor the source of hypaware."""
-    if not can_hide_folders(tmp_path / "tried"):
-        pytest.skip(
-            "this user may not mount folders (unshare -m), so the workers cannot have file systems of their own"
-        )
     monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(tmp_path / "claude"))
     monkeypatch.setenv("CODEX_HOME", str(tmp_path / "codex"))
     home = Home(hyp.home)
@@ -109,10 +105,6 @@ def test_machines_that_share_only_the_lake_store_the_same_rows_as_one_machine(
 def test_a_machine_that_cannot_work_is_named_before_the_first_job_and_rows_stay_in_the_spool(
     hyp: Hyp, mounts: None, tmp_path: Path
 ) -> None:
-    if not can_hide_folders(tmp_path / "tried"):
-        pytest.skip(
-            "this user may not mount folders (unshare -m), so the workers cannot have file systems of their own"
-        )
     hyp.ingest(rows(30))
     with cluster(tmp_path / "cluster", cores=1, hidden=[hyp.home]) as address:
         hyp.ok("config", "set", "engine.master", address)
