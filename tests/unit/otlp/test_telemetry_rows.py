@@ -84,7 +84,7 @@ def test_stored_rows_match_their_row_ids(site: Home) -> None:
 
 
 def test_telemetry_is_purged_by_session_by_time_and_by_the_folder_of_its_session(site: Home) -> None:
-    folder_rows = [{**row, "cwd": "/work/secret", "session_id": "s-folder-1"} for row in rows(2)]
+    folder_rows = [{**row, "cwd": "/home/dev/secret", "session_id": "s-folder-1"} for row in rows(2)]
     light_home.append(site, folder_rows)
     light_home.flush(site)
     old = make_logs("old", session="s-old-0001")
@@ -96,7 +96,7 @@ def test_telemetry_is_purged_by_session_by_time_and_by_the_folder_of_its_session
     for kind, value, left in (
         ("session", "s-gone-001", {"kept", "folder", "old"}),
         ("before", "2026-11-10T00:00:00.000000Z", {"kept", "folder"}),
-        ("cwd", "/work/secret", {"kept"}),
+        ("cwd", "/home/dev/secret", {"kept"}),
     ):
         purge(site, kind, value)  # type: ignore[arg-type]
         assert {row["body"] for row in read_lake(site, "otel_logs")} == left
