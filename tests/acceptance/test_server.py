@@ -80,7 +80,7 @@ def test_no_machine_hides_the_rows_of_another(hyp: Hyp) -> None:
     hyp.ingest(rows(10))
     (flushed,) = [each for each in hyp.ok("flush")["datasets"] if each["segments"]]
 
-    assert (flushed["rows_written"], flushed["rows_duplicate"]) == (30, 20)
+    assert (flushed["dataset"], flushed["rows_written"], flushed["rows_duplicate"]) == (DATASET, 30, 20)
     assert hyp.ok("verify", "--deep")["ok"] is True
     (hyp.home / "lake" / "keys.db").unlink()
     hyp.ingest(rows(10))
