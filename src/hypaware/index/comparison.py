@@ -18,7 +18,18 @@ from hypaware.home.sqlite_readonly import open_readonly
 from hypaware.home.storage import arrow_source
 from hypaware.iceberg import metadata
 from hypaware.index import blocks, database, refresh
-from hypaware.index.schema import DATASET, SPOOLED, TOKENS
+from hypaware.index.schema import (
+    DATASET,
+    IS_CALL,
+    IS_COUNTED,
+    IS_FAILED,
+    IS_RESULT,
+    IS_TURN,
+    OVER,
+    SLOT_OF,
+    SPOOLED,
+    TOKENS,
+)
 from hypaware.model.datasets import SEQ
 
 _MAX_PROBLEMS = 20
@@ -29,12 +40,62 @@ _COLUMNS = (
     *("tool_args", "attributes"),
 )
 _COUNTED = (*TOKENS, "cache_write_1h")
+_FIGURES = ("messages", "turns", "parts", "tool_calls", "errors")
 _SUMS = (
-    ("totals", "activity", ("model, cwd", ("messages", "turns", "parts", "tool_calls", "errors", *_COUNTED))),
+    ("totals", "activity", ("model, cwd", (*_FIGURES, *_COUNTED))),
     ("long_totals", "long_prompts", ("model, cwd, over", _COUNTED)),
     ("tool_totals", "tools", ("tool", ("calls", "errors"))),
 )
 """Sums over all slots of a session, the sums by slot, what both are by, and what is added up."""
+_PLACE = f"p.session, {SLOT_OF}, ifnull(p.model, 0), ifnull(p.cwd, 0)"
+_USED = ", ".join(f"ifnull(sum(u.{name}), 0)" for name in _COUNTED)
+_ADDED = ", ".join(f"sum({name})" for name in _COUNTED)
+_HAS_MODEL = f"(model <> 0 OR {' + '.join(_COUNTED)} > 0)"
+_STORED = {
+    "quarters of an hour": (
+        f"SELECT session, slot, model, cwd, {', '.join((*_FIGURES, *_COUNTED))} FROM activity",
+        f"""SELECT {_PLACE}, count(DISTINCT CASE WHEN {IS_COUNTED} THEN p.message END),
+            total((p.flags & {IS_TURN}) <> 0),
+            total({IS_COUNTED}), total({IS_COUNTED} AND {IS_CALL}), total({IS_COUNTED} AND {IS_FAILED}), {_USED}
+            FROM parts p LEFT JOIN usage u ON u.seq = p.seq GROUP BY 1, 2, 3, 4""",
+    ),
+    "long prompts": (
+        f"SELECT session, slot, model, cwd, over, {', '.join(_COUNTED)} FROM long_prompts",
+        f"""SELECT {_PLACE}, {OVER}, {_USED} FROM usage u JOIN parts p ON p.seq = u.seq
+            WHERE {OVER} IS NOT NULL GROUP BY 1, 2, 3, 4, 5""",
+    ),
+    "tool calls": (
+        "SELECT session, slot, tool, calls, errors FROM tools",
+        f"""SELECT p.session, {SLOT_OF}, p.tool, total({IS_CALL}), total({IS_RESULT} AND {IS_FAILED}) FROM parts p
+            WHERE p.tool IS NOT NULL AND {IS_COUNTED} AND ({IS_CALL} OR {IS_RESULT}) GROUP BY 1, 2, 3""",
+    ),
+    "times": (
+        "SELECT id, started_at, ended_at FROM sessions",
+        "SELECT session, min(at), max(at) FROM parts GROUP BY 1",
+    ),
+    "turns, errors and tokens": (
+        f"SELECT id, turns, errors, {', '.join(_COUNTED)} FROM sessions",
+        f"SELECT session, sum(turns), sum(errors), {_ADDED} FROM activity GROUP BY 1",
+    ),
+    "models": (
+        "SELECT id, model FROM sessions",
+        f"""SELECT session, CASE count(DISTINCT model) FILTER (WHERE {_HAS_MODEL})
+              WHEN 0 THEN 0 WHEN 1 THEN max(model) FILTER (WHERE {_HAS_MODEL}) END
+            FROM activity GROUP BY 1""",
+    ),
+    "clients in its totals": (
+        """SELECT session, machine, client FROM totals UNION SELECT session, machine, client FROM long_totals""",
+        "SELECT id, machine, client FROM sessions",
+    ),
+    "counted rows in its totals": (
+        """SELECT session, 'session', sum(starts_session) FROM totals GROUP BY 1
+           UNION ALL SELECT session, 'cwd ' || cwd, sum(starts_cwd) FROM totals GROUP BY 1, cwd
+           UNION ALL SELECT session, 'model ' || model, sum(starts_model) FROM totals GROUP BY 1, model""",
+        """SELECT DISTINCT session, 'session', 1 FROM totals UNION SELECT session, 'cwd ' || cwd, 1 FROM totals
+           UNION SELECT session, 'model ' || model, 1 FROM totals""",
+    ),
+}
+"""What is stored of each session, and what it is computed from; the first column is the session's number."""
 _Session = tuple[str, str]
 """Session id and machine."""
 
@@ -171,17 +232,25 @@ class _Comparison:
             self._add(f"session {session_id} of {machine} is missing")
 
     def _compare_sums(self) -> None:
-        """Compare the sums over all slots of a session with those by slot."""
+        """Compare the sums by slot with the rows, those over all slots with those by slot, and sessions with both."""
         for totals, by_slot, (keys, summed) in _SUMS:
             sums = ", ".join(f"sum({name})" for name in summed)
             added = f"SELECT session, {keys}, min(slot), max(slot), {sums} FROM {by_slot} GROUP BY session, {keys}"
             stored = f"SELECT session, {keys}, first_slot, last_slot, {', '.join(summed)} FROM {totals}"
-            differing = (
-                f"SELECT session FROM ({added} EXCEPT {stored}) UNION SELECT session FROM ({stored} EXCEPT {added})"
-            )
-            query = f"SELECT session_id FROM sessions WHERE id IN ({differing})"
-            for (session_id,) in self._connection.execute(query):
+            for session_id in self._find_differing(stored, added):
                 self._add(f"session {session_id} has other {totals.replace('_', ' ')} than its quarters of an hour")
+        for name, (stored, computed) in _STORED.items():
+            for session_id in self._find_differing(stored, computed):
+                self._add(f"session {session_id} has other {name} than its rows")
+
+    def _find_differing(self, stored: str, computed: str) -> list[str]:
+        """Return the ids of the sessions for which the two statements do not have the same rows."""
+        rows = f"SELECT * FROM (SELECT * FROM ({computed}) EXCEPT SELECT * FROM ({stored}))"
+        more = f"SELECT * FROM (SELECT * FROM ({stored}) EXCEPT SELECT * FROM ({computed}))"
+        # By position: the first column of a statement is the session, whatever its name is.
+        numbers = {row[0] for statement in (rows, more) for row in self._connection.execute(statement)}
+        names = dict(self._connection.execute("SELECT id, session_id FROM sessions")) if numbers else {}
+        return [names.get(number, f"number {number}") for number in sorted(numbers)]
 
     def _compare_text(self) -> None:
         for month, expected in self._connection.execute("SELECT month, row_count FROM months").fetchall():

@@ -48,6 +48,44 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
         lambda db: db.execute("INSERT INTO tool_totals SELECT id, 1, 0, 0, 1, 0 FROM sessions"),
         "session-1 has other tool totals",
     ),
+    "quarters of an hour": (
+        lambda db: (
+            db.execute("UPDATE activity SET slot = slot + 1"),
+            db.execute("UPDATE totals SET first_slot = first_slot + 1, last_slot = last_slot + 1"),
+        ),
+        "session-1 has other quarters of an hour than its rows",
+    ),
+    "long prompts": (
+        lambda db: (
+            db.execute("INSERT INTO long_prompts SELECT id, 0, 1, 1, 100000, 1, 0, 0, 0, 0, 0 FROM sessions"),
+            db.execute(
+                "INSERT INTO long_totals SELECT id, 1, 1, 100000, machine, client, 0, 0, 1, 0, 0, 0, 0, 0 FROM sessions"
+            ),
+        ),
+        "session-1 has other long prompts than its rows",
+    ),
+    "tool calls": (
+        lambda db: (
+            db.execute("INSERT INTO tools SELECT id, 0, 1, 1, 0 FROM sessions"),
+            db.execute("INSERT INTO tool_totals SELECT id, 1, 0, 0, 1, 0 FROM sessions"),
+        ),
+        "session-1 has other tool calls than its rows",
+    ),
+    "times": (lambda db: db.execute("UPDATE sessions SET ended_at = ended_at + 1"), "session-1 has other times"),
+    "turns": (lambda db: db.execute("UPDATE sessions SET turns = turns + 1"), "session-1 has other turns, errors and"),
+    "tokens of sessions": (
+        lambda db: db.execute("UPDATE sessions SET cache_write_1h = cache_write_1h + 1"),
+        "session-1 has other turns, errors and tokens than its rows",
+    ),
+    "models": (lambda db: db.execute("UPDATE sessions SET model = 4711"), "session-1 has other models than its rows"),
+    "clients": (
+        lambda db: db.execute("UPDATE totals SET machine = machine + 1"),
+        "session-1 has other clients in its totals",
+    ),
+    "counted rows": (
+        lambda db: db.execute("UPDATE totals SET starts_model = 0"),
+        "session-1 has other counted rows in its totals",
+    ),
     "session": (lambda db: db.execute("UPDATE sessions SET session_id = 'x'"), "session session-1 of gw-"),
     "full text": (lambda db: db.execute("UPDATE months SET row_count = 1"), "full-text table of 202611 has 30"),
 }
