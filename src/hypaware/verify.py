@@ -351,7 +351,8 @@ def find_unsettled_sources(audit: DatasetAudit) -> list[UnsettledSource]:
         return []
     live = audit.sql(
         f"SELECT DISTINCT session_id, conversation_id FROM {audit.name}"
-        f" WHERE {rules.may_be_live_sql} AND provider_type IS DISTINCT FROM '{GATEWAY_TYPE}'"
+        f" WHERE {rules.may_be_live_sql}"
+        f" AND (provider_type IS DISTINCT FROM '{GATEWAY_TYPE}' OR provider_subtype = 'history')"
     )
     if not live:
         return []

@@ -12,7 +12,7 @@ from hypaware.model.match_keys import MESSAGE_MATCH_RULES
 SCHEMA_VERSION = 7
 GATEWAY_TYPE = "gateway"
 """The `provider_type` of rows that are not part of the conversation: no transcript has them, and counts leave them out.
-`provider_subtype` says what they are: context, unfinished, failed_call, compaction, no_output."""
+`provider_subtype` says what they are: context, history, unfinished, failed_call, compaction, no_output."""
 _S, _I, _L, _B = ColumnType.STRING, ColumnType.INT, ColumnType.BIGINT, ColumnType.BOOLEAN
 _T, _J = ColumnType.TIMESTAMP, ColumnType.JSON
 _MESSAGE_COLUMNS = (

@@ -313,7 +313,8 @@ def test_messages_that_are_repeated_after_a_summary_are_not_recorded_again() -> 
 
     assert [row["content_text"] for row in rows] == [summary["content"], "And now?", "Nothing."]
     assert [row["provider_type"] for row in rows] == ["user", "user", "assistant"]
-    assert [row["provider_type"] for row in after_restart] == ["user", "gateway", "user", "assistant"]
+    assert [row["provider_type"] for row in after_restart] == ["gateway", "gateway", "user", "assistant"]
+    assert [row["provider_subtype"] for row in after_restart[:2]] == ["history", "context"]
 
 
 @pytest.mark.hazard(67)

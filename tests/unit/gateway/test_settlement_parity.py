@@ -94,3 +94,57 @@ def test_the_tokens_of_a_cut_response_count_once_in_every_order(
     assert SmallFiles(home).compact(force=True).errors == []
     usages = [usage for row in read_lake(home, DATASET) if (usage := json.loads(row["attributes"]).get("usage"))]
     assert sorted(usage["output_tokens"] for usage in usages) == [1, 40]
+
+
+@pytest.mark.hazard(66)
+@pytest.mark.parametrize("original", ["live", "imported"])
+@pytest.mark.parametrize("transcripts", ["both", "of the fork", "none"])
+def test_the_history_of_a_fork_counts_once_even_if_it_is_committed_before_its_transcript(
+    home: Home, tmp_path: Path, original: str, transcripts: str
+) -> None:
+    """The daemon was restarted between the sessions, so the gateway does not recognize the fork."""
+    said = {**anthropic.MESSAGE, "content": [{"type": "text", "text": "Two."}]}
+    answer = {"role": "assistant", "content": said["content"]}
+    body = {
+        **anthropic.BODY,
+        "messages": [*anthropic.BODY["messages"], answer, {"role": "user", "content": "And now?"}],
+    }
+    more = {**said, "id": "msg_2", "content": [{"type": "text", "text": "Three."}]}
+    headers = {**anthropic.CLAUDE, "x-claude-code-session-id": "session-2"}
+    first, fork = {"sessionId": "session-1"}, {"sessionId": "session-2"}
+    lines = [
+        user("u", "List the files.", second=0),
+        says("a", "Two.", "u", 1, api="msg_1", output=40, stop="end_turn"),
+        user("v", "And now?", "a", 60),
+        says("b", "Three.", "v", 61, api="msg_2", output=40, stop="end_turn"),
+    ]
+    of_first = claude_transcripts.rows(tmp_path, *(line | first for line in lines[:2]), quiet=True)
+    of_fork = claude_transcripts.rows(tmp_path, *(line | fork for line in lines), quiet=True)
+    store(home, of_first if original == "imported" else anthropic.rows_of(anthropic.BODY, said))
+    store(home, anthropic.rows_of(body, more, request_headers=headers, exchange_id="e2"))
+    if transcripts != "none":
+        # An import reads the original first.
+        store(home, of_first if transcripts == "both" or original == "live" else [])
+        store(home, of_fork)
+    assert SmallFiles(home).compact(force=True).errors == []
+    counted = [row for row in read_lake(home, DATASET) if row["provider_type"] != GATEWAY_TYPE]
+    sessions = {"List the files.": "session-1", "Two.": "session-1", "And now?": "session-2", "Three.": "session-2"}
+    assert sorted((row["content_text"], row["session_id"]) for row in counted) == sorted(sessions.items())
+    usages = [json.loads(row["attributes"]).get("usage") for row in counted]
+    assert sum(usage["output_tokens"] for usage in usages if usage) == 80
+
+
+@pytest.mark.hazard(66)
+def test_a_history_from_before_the_gateway_counts_once_its_transcript_is_imported(home: Home, tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "Two."}]}
+    body = {
+        **anthropic.BODY,
+        "messages": [*anthropic.BODY["messages"], answer, {"role": "user", "content": "And now?"}],
+    }
+    store(home, anthropic.rows_of(body, {**anthropic.MESSAGE, "id": "msg_2"}))
+    lines = [user("u", "List the files."), says("a", "Two.", "u", 1, api="msg_1", output=40, stop="end_turn")]
+    store(home, claude_transcripts.rows(tmp_path, *(line | {"sessionId": "session-1"} for line in lines), quiet=True))
+    assert SmallFiles(home).compact(force=True).errors == []
+    counted = [row for row in read_lake(home, DATASET) if row["provider_type"] != GATEWAY_TYPE]
+    assert {"u#0", "a#0"} < {row["part_id"] for row in counted}
+    assert len(counted) == 6

@@ -15,6 +15,8 @@ are. A settlement removes the mark, because the native row has its own type.
 |---|---|
 | `context` | what the client adds for the model: reminders, notes of the role system or developer, the environment; |
 | | also messages that it repeats after a summary of the history |
+| `history` | a part of Claude Code that only the history of an unknown session shows; the transcript tells whether it |
+| | belongs to that session or to the one that it was forked from |
 | `unfinished` | a block that a failure cut off; the client asks again |
 | `failed_call` | the error of a call; the transcript has only the one that the client gave up on |
 | `compaction` | the tokens of a call that summarized the history; `part_type` is usage |
@@ -58,6 +60,7 @@ _READERS: tuple[tuple[re.Pattern[str], Callable[[DecodedExchange], Turn]], ...] 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")
 _MAX_SEGMENTS, _MAX_LENGTH = 3, 60
 _CONTEXT = {"provider_type": GATEWAY_TYPE, "provider_subtype": "context"}
+_HISTORY = {"provider_type": GATEWAY_TYPE, "provider_subtype": "history"}
 SessionFacts = Callable[[str], Mapping[str, Any]]
 """Session id → columns known from elsewhere: cwd, git_branch, git_remote, head_sha, repo_root."""
 
@@ -186,7 +189,12 @@ class _MessageBuilder:
         } - {None}
         requested_at = format_timestamp(self._decoded.started_at)
         is_compacted = False
+        # A fork repeats another session, which this gateway may not know any more. A transcript of Claude Code has the
+        # ids of the session that a message belongs to; other clients send them, or have no forks.
+        may_be_fork = self._changes.is_new and self._turn.columns.get("conversation_source") == "claude"
         for seen in parts.history:
+            if may_be_fork and seen.in_history:
+                seen.part.columns = {**seen.part.columns, **_HISTORY}
             if is_compacted and seen.in_history:
                 # Repeated after the summary. The transcript has it before, where it may not have been recorded.
                 seen.part.columns = {**seen.part.columns, **_CONTEXT}
