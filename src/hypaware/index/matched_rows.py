@@ -102,6 +102,7 @@ def _read_lake_candidates(
             "tool_call_id": content.tool_call_id,
             "tool_result_for": content.tool_result_for,
             "request_id": more.get("request"),
+            "provider_subtype": more.get("subtype"),
             "attributes": {"gateway": live},
             "raw_frame": {"message_id": None if content.response is None else str(content.response)},
         }

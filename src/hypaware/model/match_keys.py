@@ -8,6 +8,7 @@ a key. The keys, exact ones first:
 |---|---|---|
 | `call:<tool_call_id>` · `result:<tool_call_id>` | tool calls · their results | both rows have the id |
 | `api:<API message id>:<part>` | the model's text, reasoning, … | raw_frame.message_id is that id in both |
+| `api:<API message id>:unfinished` | the block in which a response ended early | a response ends once |
 | `error:<request_id>` | an error in place of a response | the response's request-id is the line's requestId |
 | `said:<role>:<agent_id>:<part>` | the user's text, files, images; the model's without an API id | it is not |
 
@@ -17,6 +18,9 @@ the block that both rows hold. It does not include the block's index, which impo
 A live row of a model's part that was seen only in a request's history has no API id. Therefore native rows of the
 model also have a `said` key; live rows have one only in that case. Several parts of a session can share a key
 ("continue", equal blocks, images): the n-th live row matches the n-th native row, in the order of message_created_at.
+
+If the user interrupts a response, the client and the gateway may have received different parts of its last block. The
+live row is marked as unfinished; the native row has the response's usage but no reason why it finished.
 
 Claude Code before 2.1 does not identify its agents in requests. Its live rows and native rows of subagents therefore
 also have `said:<role>:?:<part>`.
@@ -48,6 +52,7 @@ _PREVIOUS_LINK = "previous_link"
 _LIVE, _SETTLED = '"source":"live"', f'"{_PREVIOUS_PART_ID}":'
 PROMPT_HISTORY = "prompt_history"
 """The mark of rows that were made from a history of prompts, because their transcript is gone."""
+_UNFINISHED = "unfinished"
 _RESCUED = f'"source":"{PROMPT_HISTORY}"'
 # These columns determine a row's stream, so a settled row keeps them unless the native values lead there too.
 _SOURCE_COLUMNS = ("client_name", "conversation_source", "provider")
@@ -119,8 +124,16 @@ def _list_keys(row: AnyRow, live: bool) -> list[str]:
         by_content.append(f"said:{role}:?:{part}")
     if role != "assistant" or not isinstance(api_id := _parse_object(row.get("raw_frame")).get("message_id"), str):
         return by_content
-    exact = f"api:{api_id}:{part}"
-    return [exact] if live else [exact, *by_content]
+    exact = [f"api:{api_id}:{part}"]
+    if _is_unfinished(row, live):
+        exact.append(f"api:{api_id}:{_UNFINISHED}")
+    return exact if live else [*exact, *by_content]
+
+
+def _is_unfinished(row: AnyRow, live: bool) -> bool:
+    if live:
+        return row.get("provider_subtype") == _UNFINISHED
+    return "finish_reason" not in _parse_object(row.get("status")) and "usage" in _parse_object(row.get("attributes"))
 
 
 def _may_be_live(row: Mapping[str, Any]) -> bool:
@@ -220,6 +233,7 @@ MESSAGE_MATCH_RULES = MatchRules(
     columns=(
         *("session_id", "agent_id", "is_sidechain", "role", "part_type", "content_text", "tool_name"),
         *("tool_call_id", "tool_result_for", "tool_args", "request_id", "attributes", "raw_frame"),
+        *("provider_subtype", "status"),
     ),
     marker_column="attributes",
     may_be_live=_may_be_live,

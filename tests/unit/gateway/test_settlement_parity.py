@@ -96,6 +96,35 @@ def test_the_tokens_of_a_cut_response_count_once_in_every_order(
     assert sorted(usage["output_tokens"] for usage in usages) == [1, 40]
 
 
+@pytest.mark.hazard(67)
+@pytest.mark.parametrize("order", ["live first", "transcript first", "one flush"])
+@pytest.mark.parametrize("finished", [0, 1])
+@pytest.mark.parametrize("kept", ["I l", "I look"])
+def test_the_tokens_of_an_interrupted_response_count_once_although_its_last_block_differs(
+    home: Home, tmp_path: Path, order: str, finished: int, kept: str
+) -> None:
+    """The gateway has more or less of the block than the client, which keeps what it has shown."""
+    blocks = [*anthropic.BLOCKS[:finished], {"type": "text", "text": "I look at everything."}]
+    events = anthropic.streamed({**anthropic.MESSAGE, "content": blocks})
+    starts = [number for number, event in enumerate(events) if event.type == "content_block_start"]
+    # Two deltas of four characters.
+    live = anthropic.rows_of(anthropic.BODY, events[: starts[finished] + 3], error="client_gone")
+    session: dict[str, Any] = {"sessionId": "session-1"}
+    lines = [user("u", "List the files.", **session)]
+    for number, block in enumerate([*blocks[:-1], kept]):
+        lines.append(says(f"a{number}", block, str(lines[-1]["uuid"]), api="msg_1", output=1, **session))
+    lines.append(user("stop", "[Request interrupted by user]", str(lines[-1]["uuid"]), 2, **session))
+    imported = claude_transcripts.rows(tmp_path, *lines, quiet=True)
+    for rows in {"live first": [live, imported], "transcript first": [imported, live]}.get(order, [live + imported]):
+        store(home, rows)
+    assert SmallFiles(home).compact(force=True).errors == []
+    stored = read_lake(home, DATASET)
+    usages = [usage for row in stored if (usage := json.loads(row["attributes"]).get("usage"))]
+    assert [usage["output_tokens"] for usage in usages] == [1]
+    counted = [row["content_text"] for row in stored if row["provider_type"] != GATEWAY_TYPE]
+    assert Counter(counted) == Counter(row["content_text"] for row in imported)
+
+
 @pytest.mark.hazard(66)
 @pytest.mark.parametrize("original", ["live", "imported"])
 @pytest.mark.parametrize("transcripts", ["both", "of the fork", "none"])
