@@ -2,6 +2,9 @@
 
 An unchanged source is not opened. A source is due if it is new, has grown, was replaced, was read under a narrower
 window, or has messages that were held back and has been quiet since.
+
+A fork begins with copies of another session's lines, so both have the same first time. If the fork is due, nothing is
+held back in its original: of equal rows the first is kept, and that would be the copy.
 """
 
 from __future__ import annotations
@@ -53,6 +56,11 @@ class DueSource:
     @property
     def max_rows(self) -> int:
         return self.snapshot.size if self.found.max_rows is None else self.found.max_rows
+
+    @property
+    def import_order(self) -> tuple[str, int, str]:
+        """Time comes first, so that sequence and day rise together and an original precedes its copies."""
+        return self.first_time, self.snapshot.mtime_ns, str(self.snapshot.path)
 
 
 @dataclass
@@ -154,6 +162,7 @@ def survey_sources(
 ) -> SourceSurvey:
     """Return the survey of a provider, due sources in import order; `in_order` reads their first bytes for that."""
     found = SourceSurvey()
+    waiting: list[DueSource] = []
     seen: set[tuple[int, int] | Path] = set()
     number = 0
     for source in find_sources(provider, environment):
@@ -181,7 +190,11 @@ def survey_sources(
             snapshot = pin_source(source.path, status, checkpoint, window, now)
             if snapshot is None:
                 found.unchanged += 1
-                found.held += len(checkpoint.held) if checkpoint else 0
+                held = frozenset(checkpoint.held) if checkpoint else frozenset()
+                found.held += len(held)
+                if in_order and (snapshot := pin_source(source.path, status, checkpoint, window, now, held)):
+                    first_time = read_first_time(provider, source.path, snapshot.mtime_ns)
+                    waiting.append(DueSource(source, snapshot, first_time))
                 continue
             first_time = read_first_time(provider, source.path, snapshot.mtime_ns) if in_order else ""
             found.due.append(DueSource(source, snapshot, first_time))
@@ -190,9 +203,27 @@ def survey_sources(
         except (OSError, ValueError):
             # ValueError: the path contains a NUL byte.
             found.skipped[UNREADABLE] += 1
-    # Time comes first, so that sequence and day rise together and an original precedes its copies.
-    found.due.sort(key=lambda due: (due.first_time, due.snapshot.mtime_ns, str(due.snapshot.path)))
+    if in_order:
+        pinned = {path for path, checkpoint in checkpoints.items() if checkpoint.pin is not None}
+        _release_originals(found, waiting, pinned)
+    found.due.sort(key=lambda due: due.import_order)
     return found
+
+
+def _release_originals(found: SourceSurvey, waiting: Collection[DueSource], pinned: Collection[str]) -> None:
+    """Read the originals of due forks to their end. `waiting` sources are unchanged and have messages held back."""
+    last: dict[str, tuple[str, int, str]] = {}
+    for due in found.due:
+        last[due.first_time] = max(due.import_order, last.get(due.first_time, due.import_order))
+    for place, due in enumerate(found.due):
+        # The rows of a pinned part may be in the spool already: the same ones must be made.
+        if due.import_order < last[due.first_time] and encode_path(due.snapshot.path) not in pinned:
+            found.due[place] = replace(due, snapshot=replace(due.snapshot, quiet=True))
+    for due in waiting:
+        if due.import_order < last.get(due.first_time, due.import_order):
+            found.due.append(replace(due, snapshot=replace(due.snapshot, quiet=True, released=frozenset())))
+            found.unchanged -= 1
+            found.held -= len(due.snapshot.held)
 
 
 def encode_path(path: str | Path) -> str:

@@ -186,6 +186,42 @@ def test_a_forked_session_adds_only_its_own_lines(home: Home, projects: Path, en
     assert output_tokens(home) == 40
 
 
+@pytest.mark.hazard(66)
+@pytest.mark.parametrize("imported", [False, True])
+@pytest.mark.parametrize("continued", [False, True])
+def test_an_answer_that_is_held_back_stays_with_the_session_that_a_fork_copies(
+    home: Home, projects: Path, environment: dict[str, str], imported: bool, continued: bool
+) -> None:
+    original = list(turns("s", 3))
+    copied = ({**line, "sessionId": "fork"} for line in original)
+    path = write(projects / "z-original.jsonl", iter(original), age=60)
+    if imported:
+        assert import_history(home, environment).rows.written == 7, "the last answer may still grow"
+    fork = write(projects / "a-fork.jsonl", both(copied, turns("fork", 1, first=3)), age=30)
+    import_history(home, environment)
+    sessions = [row["session_id"] for row in lake(home).values()]
+    assert (sessions.count("s"), sessions.count("fork")) == (9, 1), "the fork's own answer may still grow"
+    if continued:
+        grow(path, turns("s", 1, first=3), age=20)
+    aged(path, claude_files.LONG_AGO)
+    aged(fork, claude_files.LONG_AGO)
+    import_history(home, environment)
+    sessions = [row["session_id"] for row in lake(home).values()]
+    assert (sessions.count("s"), sessions.count("fork")) == (12 if continued else 9, 3)
+    assert output_tokens(home) == (50 if continued else 40)
+    assert import_history(home, environment).files_unchanged == 2
+
+
+def test_an_answer_stays_held_back_if_another_session_is_due_that_copies_nothing(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    write(projects / "s.jsonl", turns("s", 3), age=60)
+    assert import_history(home, environment).rows.written == 7
+    write(projects / "other.jsonl", turns("t", 1, start=claude_files.START + timedelta(days=1)), age=30)
+    outcome = import_history(home, environment)
+    assert (outcome.rows.written, outcome.files_unchanged) == (1, 1)
+
+
 def test_lines_outside_a_window_are_due_for_a_wider_one(
     home: Home, projects: Path, environment: dict[str, str]
 ) -> None:
