@@ -101,7 +101,7 @@ def installed(built: Path, tmp_path: Path) -> Iterator[Installed]:
     began = time.monotonic()
     if ONLINE:
         # PySpark is published as an archive without anything to compile; everything else must be a wheel.
-        found.pip("install", "--only-binary", ":all:", "--no-binary", "pyspark", str(wheel))
+        found.pip("install", "--no-cache-dir", "--only-binary", ":all:", "--no-binary", "pyspark", str(wheel))
     else:
         link_packages(sbom.closure(dist.read_metadata(wheel)[1], extras=False), tmp_path / "packages")
         (found.site / "packages.pth").write_text(f"{tmp_path / 'packages'}\n")

@@ -182,12 +182,15 @@ def test_the_default_port_may_be_used_by_another_home(daemon: DaemonHome) -> Non
     write_config(daemon.home, NO_CLIENTS)
     default = PageConfig().listen
     host, _, port = default.rpartition(":")
+    is_held = False
     with ExitStack() as stack:
-        with suppress(OSError):  # it is in use already
+        with suppress(OSError):
             stack.enter_context(socket.create_server((host, int(port))))
+            is_held = True
         with daemon.running():
             assert page_of(daemon.home)["state"] == "listening"
-            assert page_of(daemon.home)["listen"] != default
+            # Another program that used the port may have released it by now.
+            assert page_of(daemon.home)["listen"] != default or not is_held
             assert served(daemon.home).ask("/").status == 401
 
 
