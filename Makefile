@@ -8,8 +8,8 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # Runs a failed test once more, alone, and names it; lists the slowest tests.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m scripts.run_tests --durations 10
 CODE := src tests bench demo scripts examples
-# How much longer than in `make test` the randomised tests run in `make soak`.
-SOAK ?= 25
+# How long `make soak` runs.
+SOAK_HOURS ?= 1
 # Where `make real-clients` puts them.
 REAL_CLIENTS ?= $(or $(TMPDIR),/tmp)/hypaware-real-clients
 
@@ -20,7 +20,7 @@ HYP_READY := $(VENV)/.hyp-ready
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup engine chromium demo check test forget-flaky lint unit browser spark acceptance real-clients soak
+.PHONY: help setup engine chromium shells demo check test forget-flaky lint unit browser spark acceptance real-clients soak
 .PHONY: bench report screenshots docs dist dist-check examples lock clean
 
 help: ## List the targets
@@ -48,7 +48,7 @@ lint: $(HYP_READY) ## ruff and mypy --strict
 # Unit tests wait for processes and disks half of their time, so there are more workers than cores.
 WORKERS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() * 3 // 2)' 2>/dev/null || echo auto)
 
-unit: $(HYP_READY) ## Tests without a JVM, on all cores
+unit: $(HYP_READY) shells ## Tests without a JVM, on all cores
 	$(TESTS) -n $(WORKERS) --dist worksteal tests/unit
 
 browser: chromium engine ## Tests of the page in Chromium (installed if missing and possible without a prompt, else skipped)
@@ -64,10 +64,8 @@ real-clients: engine ## Claude Code and Codex from npm, through the gateway to a
 	npm install --silent --no-audit --no-fund --prefix $(REAL_CLIENTS) @anthropic-ai/claude-code @openai/codex
 	HYP_REAL_CLIENTS=$(REAL_CLIENTS) $(PYTEST) -m real_clients tests/acceptance
 
-soak: engine ## The randomised tests, much longer (SOAK=25 times), and every kill
-	HYP_SOAK=$(SOAK) $(PYTEST) -o timeout=0 -m 'not real_clients' tests/unit/lake tests/unit/maintain tests/unit/backfill tests/unit/export \
-		tests/unit/model tests/unit/clients tests/spark/test_contract_iceberg.py \
-		tests/spark/test_contract_s3.py tests/acceptance
+soak: engine ## Kill, suspend, cut off and fill up everything for SOAK_HOURS=1, with random numbers; summary for the report
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.soak --hours $(SOAK_HOURS)
 
 bench: engine ## Measure against the targets of docs/performance.md
 	@$(BIN)/python -m bench.run
@@ -114,6 +112,10 @@ engine: $(HYP_READY)
 # Only the tests of the page and their pictures need it.
 chromium: $(HYP_READY)
 	@$(BIN)/python -m scripts.ensure_chromium
+
+# Only the tests of completion need them.
+shells: $(HYP_READY)
+	@$(BIN)/python -m scripts.ensure_shells
 
 $(PYTHON_READY): scripts/make-venv.sh
 	@sh scripts/make-venv.sh $(VENV)

@@ -105,7 +105,10 @@ async def ask(way: Way, connection: Connection, query: str, prompt: bytes = b"")
     """Return the seconds to the first byte of the body and the size of the response."""
     reader, writer = connection
     body = _request(prompt)
-    head = b"POST %b/v1/messages?%b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    head = (
+        b"POST %b/v1/messages?%b HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    )
     began = time.perf_counter()
     writer.write(head % (way.mark, query.encode(), len(body)) + body)
     await reader.readuntil(b"\r\n\r\n")

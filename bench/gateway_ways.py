@@ -182,6 +182,7 @@ async def serve(folder: Path, upstream: int, recorded: bool) -> None:
             ),
             keep.write,
             home.root / "spill",
+            store=keep.store,
             tls=ssl.create_default_context(cafile=str(folder / "ca.pem")),
             environment={},
         )

@@ -10,7 +10,9 @@ work on the machine only adds to it. agentsview answers from its own server, whi
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,12 +21,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench import transcripts
 from bench.history import Histories, Importing, temporary_home
 from bench.measure import HYP, Measured, seconds
 
 _TURNS = 9
-_WORD = "return"
-WORK = ("list 20 sessions", "usage by day", f"search for {_WORD!r}")
+WORK = ("list 20 sessions", "usage by day", "search for a word of a prompt")
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,24 @@ def compare(folder: Path, scale: float, ccusage: str = "") -> tuple[list[Peer], 
         importing = Importing(commands)
         importing.add((history, made))
         commands.build_index()
-        arguments = (["sessions", "--limit", "20"], ["usage"], ["search", _WORD])
+        word = _choose_word(history)
+        arguments = (["sessions", "--limit", "20"], ["usage"], ["search", word])
         ours = Peer("hyp", tuple([str(HYP), *each] for each in arguments), commands.environment)
         missing: list[str] = []
-        with _agentsview(folder, history, missing) as viewer:
+        with _agentsview(folder, history, word, missing) as viewer:
             peers = [ours, *viewer, *_ccusage(folder, history, ccusage, missing)]
             _take_turns(peers)
     return peers, missing
+
+
+def _choose_word(history: Path) -> str:
+    """Return the longest word of a prompt: every program indexes prompts, so every program finds it."""
+    for path in sorted(transcripts.files(history)):
+        for line in path.read_text().splitlines():
+            content = json.loads(line).get("message", {}).get("content")
+            if isinstance(content, str):
+                return str(max(re.findall(r"[a-z]+", content), key=len))
+    raise SystemExit(f"no prompt in {history}")
 
 
 def _take_turns(peers: list[Peer]) -> None:
@@ -69,7 +82,7 @@ def _take_turns(peers: list[Peer]) -> None:
 
 
 @contextmanager
-def _agentsview(folder: Path, history: Path, missing: list[str]) -> Iterator[list[Peer]]:
+def _agentsview(folder: Path, history: Path, word: str, missing: list[str]) -> Iterator[list[Peer]]:
     """Install agentsview, import the history into it, and run its server."""
     home = folder / "agentsview-home"
     program = folder / "agentsview" / "bin" / "agentsview"
@@ -92,7 +105,7 @@ def _agentsview(folder: Path, history: Path, missing: list[str]) -> Iterator[lis
         arguments = (
             ["session", "list", "--limit", "20", "--include-one-shot", "--include-automated"],
             ["usage", "daily"],
-            ["session", "search", "--fts", _WORD],
+            ["session", "search", "--fts", "--include-one-shot", "--include-automated", word],
         )
         version = _run([str(program), "version"], environment).split()[1]
         yield [Peer(f"agentsview {version}", tuple([str(program), *each] for each in arguments), environment)]

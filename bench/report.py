@@ -117,8 +117,24 @@ def report_growth(sizes: Sequence[int]) -> Iterator[str]:
     yield from ("", *Chart("Time against the smallest lake, by rows", "×", labels, series, kind="line").lines())
 
 
+def report_reliability(summary: Path) -> Iterator[str]:
+    """Report what the last `make soak` did and found."""
+    yield from ("", "## Reliability", "")
+    if not summary.exists():
+        yield "`make soak` was not run on this machine."
+        return
+    found = json.loads(summary.read_bytes())
+    yield f"`make soak` ran for {found['hours']:g} hours on commit {found['commit']}, from seed {found['seed']}."
+    yield from ("", "| what | how often |", "|---|---|")
+    yield from (f"| episodes: {kind} | {times:,} |" for kind, times in sorted(found["episodes"].items()))
+    yield from (f"| {what} | {times:,} |" for what, times in sorted(found["counts"].items()))
+    yield from ("", f"Failures: {len(found['failures']) or 'none'}.")
+    yield from (f"- `{each['replay']}`" for each in found["failures"])
+    yield from (f"- {kind} cannot be tried here: {why}" for kind, why in found["impossible"].items())
+
+
 def main() -> None:
-    names = (*SECTIONS, "peers", "growth")
+    names = (*SECTIONS, "peers", "growth", "reliability")
     parser = argparse.ArgumentParser(description="Measures everything and writes a report.")
     add_arguments(parser)
     parser.add_argument("--only", default=",".join(names), help=f"sections, of {', '.join(names)}")
@@ -143,6 +159,8 @@ def main() -> None:
             lines += report_peers(options, args.ccusage)
         elif name == "growth":
             lines += report_growth([int(size) for size in args.sizes.split(",")])
+        elif name == "reliability":
+            lines += report_reliability(ROOT / ".soak.json")
         else:
             lines += report_section(name, options)
         # After each section, so that an interrupted report keeps what it has.

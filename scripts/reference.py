@@ -10,6 +10,7 @@ import ast
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,12 +29,13 @@ DOCS = ROOT / "docs"
 _END = "<!-- end -->"
 
 
-def pages() -> dict[Path, str]:
-    """Return every page with a generated part, up to date."""
-    return {path: render(path) for path in sorted(DOCS.rglob("*.md")) if _begin("") in path.read_text(encoding="utf-8")}
+def pages() -> list[Path]:
+    """Return every page with a generated part."""
+    return [path for path in sorted(DOCS.rglob("*.md")) if _begin("") in path.read_text(encoding="utf-8")]
 
 
 def render(path: Path) -> str:
+    """Return the page's text with its generated parts up to date."""
     text = path.read_text(encoding="utf-8")
     for name, part in PARTS.items():
         before, begin, rest = text.partition(f"{_begin(name)} -->\n")
@@ -169,18 +171,28 @@ def metrics(_old: str) -> str:
 
 def _first_arguments(function: str) -> dict[str, tuple[str, ...]]:
     """Return the first arguments of all `telemetry.<function>` calls, with their modules."""
-    source = ROOT / "src" / "hypaware"
     found: dict[str, set[str]] = {}
+    for name, value, module in _telemetry_calls():
+        if name == function:
+            found.setdefault(value, set()).add(f"`{module}`")
+    return {name: tuple(sorted(modules)) for name, modules in sorted(found.items())}
+
+
+@cache
+def _telemetry_calls() -> list[tuple[str, str, str]]:
+    """Return (function, first argument, module) of every call of telemetry. Only files that name it are parsed."""
+    source = ROOT / "src" / "hypaware"
+    found = []
     for path in sorted(source.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if "telemetry." in text else ():
             match node:
                 case ast.Call(
                     func=ast.Attribute(value=ast.Name(id="telemetry"), attr=name),
                     args=[ast.Constant(value=str(value)), *_],
-                ) if name == function:
-                    module = ".".join(path.relative_to(source).with_suffix("").parts)
-                    found.setdefault(value, set()).add(f"`{module}`")
-    return {name: tuple(sorted(modules)) for name, modules in sorted(found.items())}
+                ):
+                    found.append((name, value, ".".join(path.relative_to(source).with_suffix("").parts)))
+    return found
 
 
 def hazards(old: str) -> str:
@@ -216,7 +228,8 @@ PARTS: dict[str, Callable[[str], str]] = {
 
 
 def main() -> int:
-    for path, text in pages().items():
+    for path in pages():
+        text = render(path)
         if path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             sys.stdout.write(f"wrote {path.relative_to(ROOT)}\n")

@@ -21,7 +21,6 @@ JOBS = {
 
 EMBEDDED_ONLY = {
     "backup": "back up the database and the bucket with their own tools",
-    "backfill": "the checkpoints of two machines would be confused; import into a home of its own and forward its rows",
     "import-cache": "import into a home of its own and forward its rows",
     "reproject": "the raw exchanges of a shared lake are not projected again",
     "purge": "the tombstones are not shared, so that another machine could bring purged rows back",

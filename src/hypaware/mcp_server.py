@@ -61,7 +61,7 @@ def serve(home: Home, *, include_local_only: bool = False) -> None:
 
 
 def _exit_with_reader(fd: int) -> None:
-    """End the process when nobody reads its output any more.
+    """End the process when the reader of its output is gone.
 
     The SDK would notice at the next answer, and then wait for the next message, which may never come.
     """

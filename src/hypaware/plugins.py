@@ -63,13 +63,25 @@ def load_plugins(group: str, kind: type[T]) -> list[T]:
     return [value for plugin, value in _load_group(group, kind) if plugin.error is None]
 
 
+def load_declarations(group: str, kind: type[T]) -> list[T]:
+    """Return the objects of a group unchecked: their parts are not imported, so this costs little."""
+    return [value for plugin, value in _load_group(group, kind, is_checked=False) if plugin.error is None]
+
+
 def find_plugin(group: str, name: str, kind: type[T]) -> T | None:
     """Return one working plugin without loading the others; None if there is none of this name."""
-    for entry in _entries(group):
-        if entry.name == name:
-            value, error = _load(entry, kind)
-            return None if error else value
-    return None
+    return _find(group, name, kind, is_checked=True)
+
+
+def find_declaration(group: str, name: str, kind: type[T]) -> T | None:
+    """Return the object of one plugin unchecked; None if there is none of this name."""
+    return _find(group, name, kind, is_checked=False)
+
+
+def _find(group: str, name: str, kind: type[T], *, is_checked: bool) -> T | None:
+    entry = next((each for each in _entries(group) if each.name == name), None)
+    value, error = (None, None) if entry is None else _load(entry, kind, is_checked=is_checked)
+    return None if error else value
 
 
 def plugin_names(group: str) -> tuple[str, ...]:
@@ -84,7 +96,7 @@ def _entries(group: str) -> list[EntryPoint]:
     )
 
 
-def _load_group(group: str, kind: type) -> Iterator[tuple[Plugin, Any]]:
+def _load_group(group: str, kind: type, *, is_checked: bool = True) -> Iterator[tuple[Plugin, Any]]:
     owners: dict[str, str] = {}
     for entry in _entries(group):
         value, error = None, None
@@ -92,7 +104,7 @@ def _load_group(group: str, kind: type) -> Iterator[tuple[Plugin, Any]]:
             error = f"the name {entry.name} belongs to {owner}"
         else:
             owners[entry.name] = _distribution(entry)
-            value, error = _load(entry, kind)
+            value, error = _load(entry, kind, is_checked=is_checked)
         plugin = Plugin(
             group=entry.group,
             name=entry.name,
@@ -105,7 +117,7 @@ def _load_group(group: str, kind: type) -> Iterator[tuple[Plugin, Any]]:
         yield plugin, value
 
 
-def _load(entry: EntryPoint, kind: type) -> tuple[Any, str | None]:
+def _load(entry: EntryPoint, kind: type, *, is_checked: bool) -> tuple[Any, str | None]:
     """Return the plugin's object, or None and the reason why it is broken."""
     try:
         value = entry.load()
@@ -115,7 +127,7 @@ def _load(entry: EntryPoint, kind: type) -> tuple[Any, str | None]:
         return None, f"{entry.value} is a {type(value).__name__}, not a {kind.__name__}"
     if (own_name := getattr(value, "name", entry.name)) != entry.name:
         return None, f"{entry.value} has the name {own_name!r}, but is registered as {entry.name!r}"
-    if entry.group in _CHECKS:
+    if is_checked and entry.group in _CHECKS:
         try:
             _import(_CHECKS[entry.group])(value)
         except Exception as reason:

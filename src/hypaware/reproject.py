@@ -31,7 +31,7 @@ from hypaware.gateway.projection.conversation import ConversationCache
 from hypaware.gateway.projection.projector import Projection
 from hypaware.gateway.raw_exchanges import PartLookup, reproject_exchanges
 from hypaware.home import Home, durable_files
-from hypaware.home.session_context import session_columns
+from hypaware.home.session_context import find_session_columns
 from hypaware.iceberg import metadata
 from hypaware.lake import health, tombstones
 from hypaware.lake.flush import flush_datasets
@@ -186,7 +186,7 @@ def project_batches(
     home = opened.home
 
     def facts(session: str) -> Mapping[str, str]:
-        return session_columns(home.root, "claude").get(session, {})
+        return find_session_columns(home.root, session)
 
     def read_own_exchanges() -> Iterator[Row]:
         for row in _read_exchanges(opened):

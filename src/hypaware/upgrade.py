@@ -1,14 +1,16 @@
 """What an upgrade brings and what it changes on disk, without doing it.
 
-The other version is a wheel: a file that you name, or the newest one that pip finds. Nothing of it is installed or run.
-Its changelog, the migrations of its state, the version of its index and its jars are read from the files in it, and
-compared with this installation and with the home.
+The other version is a wheel: a file that you name, or the newest one that pip finds; in an environment without pip, uv
+runs it. Nothing of the wheel is installed or run. Its changelog, the migrations of its state, the version of its index
+and its jars are read from the files in it, and compared with this installation and with the home.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.parser import HeaderParser
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +99,7 @@ def newest_wheel() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         options = ["--no-deps", "--only-binary", ":all:", "--quiet", "--disable-pip-version-check"]
         limits = ["--timeout", "10", "--retries", "1"]
-        command = [sys.executable, "-P", "-m", "pip", "download", *options, *limits, "--dest", folder, "hypaware"]
+        command = [*_find_pip(), "download", *options, *limits, "--dest", folder, "hypaware"]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=PIP_SECONDS, check=False, stdin=subprocess.DEVNULL
@@ -109,6 +112,15 @@ def newest_wheel() -> Iterator[Path]:
             reason = lines[-1].removeprefix("ERROR: ") if lines else f"exit code {done.returncode}"
             raise HypError(f"pip found no wheel: {reason}", kind="pip_failed")
         yield found[0]
+
+
+def _find_pip() -> list[str]:
+    """Return the command of pip. An environment that uv made has none, and there uv runs it."""
+    if find_spec("pip") is not None:
+        return [sys.executable, "-P", "-m", "pip"]
+    if uv := os.environ.get("UV") or shutil.which("uv"):
+        return [uv, "tool", "run", "--python", sys.executable, "pip"]
+    raise HypError("this environment has no pip, and there is no uv on PATH", kind="pip_failed")
 
 
 def version_key(version: str) -> tuple[tuple[int, ...], float]:

@@ -43,6 +43,7 @@ from hypaware.model.schemas import GATEWAY_TYPE
 from hypaware.spool import reader
 from hypaware.state import dead_letters, flushes, mirror, recovery, streams
 from hypaware.state.home_opener import open_home
+from hypaware.state.location import find_machine
 from hypaware.state.store import StateStore
 from hypaware.text import format_count
 
@@ -359,7 +360,7 @@ def find_unsettled_sources(audit: DatasetAudit) -> list[UnsettledSource]:
     # An index of an older version does not know which rows can be settled.
     dedupe.open_index(audit.home, audit.lake, audit.table, audit.dataset).close()
     with audit.store.reading() as connection:
-        checkpoints = flushes.list_checkpoints(connection, audit.dataset.name)
+        checkpoints = flushes.list_checkpoints(connection, audit.dataset.name, find_machine(audit.home))
     chosen = select_checkpoints(checkpoints, {value for row in live for value in row if value})
     some = chosen if audit.deep else chosen[:_SAMPLE_TRANSCRIPTS]
     return find_unsettled(audit.home, audit.config, audit.dataset, audit.table.gateway_id or "", some)
@@ -464,7 +465,7 @@ def repair_dataset(audit: DatasetAudit) -> Iterator[str]:
     if unsettled := find_unsettled_sources(replace(audit, deep=True)):
         with audit.store.transaction() as connection:
             for source in unsettled:
-                flushes.forget_checkpoints(connection, audit.dataset.name, source.checkpoint.path)
+                flushes.forget_checkpoint(connection, source.checkpoint)
         rows = format_count(sum(source.rows for source in unsettled), "live row")
         transcripts = format_count(len(unsettled), "transcript")
         yield f"the next import reads {transcripts} again and completes {rows} (hyp backfill)"

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from hypaware.engine.jobs import Job, JobContext
 from hypaware.errors import Cancelled
-from hypaware.export import sink_registry
+from hypaware.export import status
 from hypaware.export.delivery import DeliveryOptions, Driver, gather_all, replay_letter
 from hypaware.home import Home
 from hypaware.lake.flush import FlushReport
@@ -43,7 +43,7 @@ def on_open(context: JobContext) -> None:
 
 
 def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    chosen = sink_registry.select_sinks(context.config, args["sinks"] or ())
+    chosen = status.select_sinks(context.config, args["sinks"] or ())
     with (context.home.root / "rounds").open("a") as rounds:
         rounds.write(json.dumps(args) + "\n")
     for sink in chosen:

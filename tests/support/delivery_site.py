@@ -12,9 +12,10 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -53,23 +54,34 @@ def drawn(number: int) -> dict[str, Any]:
 class Receiver:
     """`hyp server run`, always on its first port."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.hyp = Hyp(folder / "receiver")
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+        name: str = "receiver",
+    ) -> None:
+        """`prefix` starts its command on another machine, where `host` is its address."""
+        self.hyp = Hyp(folder / name)
         self.url = ""
+        self._name = name
         self._options = options
+        self._host, self._prefix, self._environment = host, prefix, environment
         self._folder = folder
         self._lives = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, crash_at: str | None = None) -> None:
         """Start it; return when it listens or has died."""
-        extra = {"HYP_CRASH_AT": crash_at} if crash_at else {}
-        listen = f"127.0.0.1:{urlsplit(self.url).port or 0}"
+        extra = {**self._environment, **({"HYP_CRASH_AT": crash_at} if crash_at else {})}
+        listen = f"{self._host}:{urlsplit(self.url).port or 0}"
         while True:
             self._lives += 1
             with open(self._log, "wb") as log:
                 self._process = subprocess.Popen(
-                    [str(HYP), "server", "run", "--listen", listen, "--no-flush", *self._options],
+                    [*self._prefix, str(HYP), "server", "run", "--listen", listen, "--no-flush", *self._options],
                     env=self.hyp.environment(**extra),
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -89,7 +101,12 @@ class Receiver:
     @property
     def _log(self) -> Path:
         """Return a log per process: a worker whose server is killed while it starts prints a traceback."""
-        return self._folder / f"receiver-{self._lives}.log"
+        return self._folder / f"{self._name}-{self._lives}.log"
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
 
     @property
     def is_dead(self) -> bool:
@@ -136,9 +153,9 @@ class Receiver:
 class Sender:
     """A home with one sink; exports run in a separate process or in an engine."""
 
-    def __init__(self, folder: Path) -> None:
-        self.hyp = Hyp(folder / "sender")
-        self.inline = Hyp(folder / "sender", inline=True)
+    def __init__(self, folder: Path, name: str = "sender") -> None:
+        self.hyp = Hyp(folder / name)
+        self.inline = Hyp(folder / name, inline=True)
 
     def point_at(self, url: str, token_file: Path) -> None:
         self.hyp.home.mkdir(mode=0o700, exist_ok=True)

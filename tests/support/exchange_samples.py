@@ -16,6 +16,10 @@ SAMPLES = Path(__file__).parents[1] / "fixtures" / "wire"
 _BEGIN = datetime(2026, 11, 15, 8, 0, tzinfo=UTC)
 
 
+def list_samples() -> list[Path]:
+    return sorted(SAMPLES.rglob("*.xz"))
+
+
 def read_sample(path: Path) -> list[DecodedExchange]:
     """The exchanges of one recorded scenario, in the order in which they ended."""
     data = path.read_bytes()

@@ -21,6 +21,7 @@ from hypaware.model import datasets
 from hypaware.spool.writer import SealRule, Spool
 from hypaware.state import flushes
 from hypaware.state.home_opener import open_home
+from hypaware.state.location import find_machine
 from tests.support.light_lake import LightLake
 
 DATASET = "ai_gateway_messages"
@@ -55,11 +56,12 @@ def import_history(home: Home, environment: dict[str, str], provider: str = "cla
     assert entry is not None
     report = ImportReport(entry)
     flush(home)
-    with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
+    opened = open_home(home)
+    with closing(opened.store) as store, closing(LightLake(home)) as lake:
         request = ImportArguments([provider], environment=environment, **options)
         dataset, state = datasets.get(DATASET), read_import_state(home, provider, DATASET)
         found = survey_for_report(report, home, request, dataset, state, policy)
-        context = ImportContext(provider, DATASET, environment, open_home(home).gateway_id, policy)
+        context = ImportContext(provider, DATASET, environment, opened.gateway_of_rows, policy, find_machine(home))
         if found.due:
             with open_table(home, store, lake, dataset) as target:
                 commit_batches(target, report, found, context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from datetime import date
 from pathlib import Path
@@ -23,9 +24,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import BooleanType, DoubleType, IntegerType, LongType, NestedField, StringType, TimestamptzType
+from sqlalchemy import make_url
 
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.home import Home, durable_files
-from hypaware.home.storage import format_location, parse_location
+from hypaware.home.storage import arrow_source, format_location, parse_location
 from hypaware.iceberg.fsync import fsync_commit
 from hypaware.iceberg.metadata import (
     CATALOG,
@@ -36,7 +39,7 @@ from hypaware.iceberg.metadata import (
     SEGMENTS_PROPERTY,
     read_metadata,
 )
-from hypaware.lake.build import BuildFailure, BuildResult, BuiltFile, Task, run_catching
+from hypaware.lake.build import BuildFailure, BuildResult, BuildWatcher, BuiltFile, Task, run_catching
 from hypaware.lake.schema import TABLE_PROPERTIES, table_columns
 from hypaware.lake.snapshots import list_expirable
 from hypaware.lake.table import NotCommitted, TableChange
@@ -60,15 +63,30 @@ _TYPES = {
 }
 
 
+def open_catalog(home: Home) -> SqlCatalog:
+    """Return the catalog of a home, or that of a shared lake, whose keys are in the environment."""
+    if (shared := find_shared_lake(home)) is None:
+        return SqlCatalog(
+            CATALOG, uri=f"sqlite:///{home.catalog}", warehouse=f"file://{home.warehouse}", init_catalog_tables="true"
+        )
+    address = make_url(shared.uri).set(drivername="postgresql+psycopg2", username=shared.user, password=shared.password)
+    return SqlCatalog(
+        CATALOG,
+        uri=address.render_as_string(hide_password=False),
+        warehouse=shared.warehouse,
+        **{"s3.endpoint": shared.s3.endpoint, "s3.region": shared.s3.region},
+    )
+
+
 class LightLake:
     def __init__(self, home: Home) -> None:
         durable_files.make_dir(home.lake)
         self._home = home
-        self.catalog = SqlCatalog(
-            CATALOG, uri=f"sqlite:///{home.catalog}", warehouse=f"file://{home.warehouse}", init_catalog_tables="true"
-        )
+        self.catalog = open_catalog(home)
+        self._background = ThreadPoolExecutor(2, "build")
 
     def close(self) -> None:
+        self._background.shutdown()
         self.catalog.close()
 
     def table(self, dataset: Dataset) -> LightTable:
@@ -83,6 +101,11 @@ class LightLake:
 
     def run(self, tasks: Sequence[Task]) -> list[BuildResult | BuildFailure]:
         return [run_catching(task) for task in tasks]
+
+    def start(
+        self, tasks: Sequence[Task], watch: BuildWatcher | None = None
+    ) -> Future[list[BuildResult | BuildFailure]]:
+        return self._background.submit(self.run, tasks)
 
 
 class LightTable:
@@ -165,7 +188,7 @@ class LightTable:
     def _data_file(self, file: BuiltFile) -> DataFile:
         schema = self._table.schema()
         statistics = data_file_statistics_from_parquet_metadata(
-            pq.read_metadata(file.path),
+            pq.read_metadata(arrow_source(file.path)),
             stats_columns=compute_statistics_plan(schema, self._table.properties),
             parquet_column_mapping=parquet_path_to_id_mapping(schema),
         )
@@ -186,7 +209,7 @@ class LightTable:
 
 def read_lake(home: Home, dataset: str) -> list[dict[str, Any]]:
     """Return every row with its internal columns, through an independent reader."""
-    with closing(SqlCatalog(CATALOG, uri=f"sqlite:///{home.catalog}", warehouse=f"file://{home.warehouse}")) as catalog:
+    with closing(open_catalog(home)) as catalog:
         if not catalog.table_exists((NAMESPACE, dataset)):
             return []
         return list(catalog.load_table((NAMESPACE, dataset)).scan().to_arrow().to_pylist())

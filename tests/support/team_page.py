@@ -106,7 +106,7 @@ def served_team_page(
     made: list[web.Application] = []
 
     def make() -> web.Application:
-        tokens = ViewerTokens(store, auth.signing_key(home), refresh_seconds=0.0)
+        tokens = ViewerTokens(store, auth.signing_key(home, store), refresh_seconds=0.0)
         app, _ = make_team_app(context, tokens, rules, limits)
         app.add_routes(extra)
         made.append(app)

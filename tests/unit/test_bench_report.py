@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from bench.growth import growth_table
 from bench.measure import Measured
 from bench.report import Chart
 from bench.run import Options
+from tests.soak.summary import Outcome, Summary
 
 
 def test_a_chart_names_its_series_and_fits_its_highest_value() -> None:
@@ -45,3 +49,21 @@ def test_the_growth_of_each_command_is_one_row() -> None:
         "| flush | 1.00 s | 1.25 s |",
         "| count | 0.50 s | 0.50 s |",
     ]
+
+
+def test_the_report_counts_what_a_soak_did_and_names_how_to_replay_its_failures(tmp_path: Path) -> None:
+    summary = Summary("abc", "2026-11-18T00:00:00+00:00", 0.5, 7)
+    summary.add(Outcome("kills", 7, {"killed: engine": 2}))
+    summary.add(Outcome("kills", 8, error="AssertionError: rows twice"))
+    summary.add(Outcome("network", 7, impossible="ip netns add: not permitted"))
+    summary.add(Outcome("kills", 9, {"killed: engine": 1}))
+    path = tmp_path / "soak.json"
+    path.write_text(json.dumps(asdict(summary)))
+
+    lines = list(report.report_reliability(path))
+    assert "| episodes: kills | 3 |" in lines
+    assert "| killed: engine | 3 |" in lines
+    assert "Failures: 1." in lines
+    assert "- `python -m tests.soak --only 'kills' --seed 8`" in lines
+    assert "- network cannot be tried here: ip netns add: not permitted" in lines
+    assert list(report.report_reliability(tmp_path / "none"))[-1] == "`make soak` was not run on this machine."

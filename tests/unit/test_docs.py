@@ -22,7 +22,6 @@ DOCS = ROOT / "docs"
 COMMANDS = {" ".join(path): command for path, command in reference.walk(hyp)}
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-MARKS = hazard_marks.collect(ROOT / "tests")
 HAZARDS = [
     row
     for line in (DOCS / "hazards.md").read_text(encoding="utf-8").splitlines()
@@ -42,11 +41,15 @@ def section(text: str, heading: str) -> str:
     return rest.partition("\n#")[0]
 
 
-@pytest.mark.parametrize(
-    ("path", "rendered"), [pytest.param(*item, id=item[0].name) for item in reference.pages().items()]
-)
-def test_the_generated_parts_of_a_page_are_as_the_code_says(path: Path, rendered: str) -> None:
-    assert path.read_text(encoding="utf-8") == rendered, "run: make docs"
+@pytest.fixture(scope="module")
+def marks() -> dict[int, list[str]]:
+    """Return the test files of each hazard. Found once, and only by the worker that asks: it reads every test."""
+    return hazard_marks.collect(ROOT / "tests")
+
+
+@pytest.mark.parametrize("path", reference.pages(), ids=lambda path: path.name)
+def test_the_generated_parts_of_a_page_are_as_the_code_says(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == reference.render(path), "run: make docs"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -103,8 +106,8 @@ def test_every_hazard_is_listed_once() -> None:
 
 
 @pytest.mark.parametrize("number", LANDED)
-def test_every_hazard_of_a_part_that_is_built_has_a_test(number: int) -> None:
-    assert MARKS.get(number), f"no test is marked with hazard({number})"
+def test_every_hazard_of_a_part_that_is_built_has_a_test(number: int, marks: dict[int, list[str]]) -> None:
+    assert marks.get(number), f"no test is marked with hazard({number})"
 
 
 def test_nothing_is_due_in_a_part_that_is_built() -> None:
@@ -113,8 +116,8 @@ def test_nothing_is_due_in_a_part_that_is_built() -> None:
     assert due.isdisjoint(hazard_marks.LANDED_PARTS)
 
 
-def test_a_test_is_marked_with_hazards_that_exist() -> None:
-    assert MARKS.keys() <= set(hazard_marks.ALL)
+def test_a_test_is_marked_with_hazards_that_exist(marks: dict[int, list[str]]) -> None:
+    assert marks.keys() <= set(hazard_marks.ALL)
 
 
 LINKS = [

@@ -19,6 +19,7 @@ from mcp.types import TextContent
 
 from hypaware import Spool
 from hypaware.home import Home
+from hypaware.index.refresh import refresh_index
 from hypaware.mcp_tools import NOTICE, TOOLS
 from tests.support.command import HYP, Hyp
 from tests.support.processes import PATIENCE
@@ -131,6 +132,8 @@ def test_rows_that_are_recorded_while_the_server_runs_are_found(home: Home) -> N
 
 def test_calls_at_the_same_time_are_all_answered(home: Home) -> None:
     record(home, *(f"fox{at}" for at in range(20)))
+    # Calls that meet the making of the index answer from what is there.
+    refresh_index(home)
 
     async def work(session: ClientSession) -> None:
         await session.initialize()
@@ -150,6 +153,7 @@ def test_calls_at_the_same_time_are_all_answered(home: Home) -> None:
 
 def test_stdout_carries_only_the_protocol(home: Home) -> None:
     record(home, "fox \x1b[2J\r\nover\u2028lines \ud7ff ⟦", "fox " + "x" * 100_000)
+    refresh_index(home)
     messages = [HELLO, READY, ask_call(2, "search", words="fox"), ask_call(3, "read_session", session_id="session-1")]
     garbage = [b"not JSON\n", b'{"jsonrpc": "2.0", "id": 9, "method": "no/such"}\n', b"\xff\xfe\n"]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sqlite3
+import sys
 import zipfile
 from collections.abc import Callable
 from contextlib import closing
@@ -132,6 +134,31 @@ def test_without_a_file_pip_is_asked(
     assert main(["upgrade", "--check"]) == 1
     _, err = capfd.readouterr()
     assert "Whether there is a newer one is unknown: pip found no wheel" in err
+
+
+def test_in_an_environment_without_pip_uv_runs_it(
+    make_wheel: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "wheels").mkdir()
+    make_wheel("9.0.0", tmp_path / "wheels")
+    uv = tmp_path / "bin/uv"
+    uv.parent.mkdir()
+    uv.write_text(
+        '#!/bin/sh\n[ "$1 $2 $3 $5" = "tool run --python pip" ] || exit 9\nshift 5\nexec "$PYTHON" -m pip "$@"\n'
+    )
+    uv.chmod(0o755)
+    monkeypatch.setattr(upgrade, "find_spec", lambda name: None)
+    monkeypatch.delenv("UV", raising=False)
+    monkeypatch.setenv("PYTHON", sys.executable)
+    monkeypatch.setenv("PATH", f"{uv.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    assert main(["upgrade", "--check"]) == 0
+    assert "newest 9.0.0" in capfd.readouterr().out
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["upgrade", "--check"]) == 1
+    assert "no pip, and there is no uv on PATH" in capfd.readouterr().err
 
 
 def test_a_file_that_is_no_wheel_of_this_program_is_an_error(make_wheel: Made, tmp_path: Path) -> None:

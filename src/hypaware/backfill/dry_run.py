@@ -14,14 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypaware.backfill.import_job import (
-    BATCH_BYTES,
-    ImportBatch,
-    group_by_size,
-    make_tasks,
-    run_providers,
-    survey_for_report,
-)
+from hypaware.backfill.batches import make_tasks, split_batches
+from hypaware.backfill.import_job import run_providers, survey_for_report
 from hypaware.backfill.report import ImportReport, redirect_stdout
 from hypaware.backfill.request import ImportArguments, ImportPolicy
 from hypaware.backfill.source_rows import ImportContext, SourceTask
@@ -57,13 +51,14 @@ def run_dry(home: Home, config: Config, args: Mapping[str, Any], progress: DryRu
         found = survey_for_report(report, home, request, dataset, state, policy)
         mirrored = mirror.read_mirror(home.mirror)
         gateway_id = mirrored.identity.gateway_id if mirrored else "dry-run"
-        context = ImportContext(provider, dataset.name, dict(request.environment), gateway_id, policy)
+        of_rows = mirrored.identity.gateway_of_rows(home.root) if mirrored else gateway_id
+        context = ImportContext(provider, dataset.name, dict(request.environment), of_rows, policy)
         existing = existing_keys.setdefault(dataset.name, ExistingKeys(home, dataset, gateway_id))
         stones = tombstones.read_tombstones(home)
         match_native = stones.has_parts or existing.may_match
         settings = BuildSettings(dataset.name, "dry-run", home.lake, {}, gateway_id, stones, match_native)
         after = read = 0
-        for batch in map(ImportBatch, group_by_size(found.due, BATCH_BYTES)):
+        for batch in split_batches(found.due):
             counted = []
             for task, result in _run_tasks(make_tasks(batch, context, settings, after)):
                 counted.append(result)

@@ -1,8 +1,7 @@
 """The import as an engine job: for each provider and dataset, survey its sources, then commit them batch by batch.
 
-An import is split into batches, one commit each, and each batch into tasks. Batches are bounded to bound memory and to
-keep finished work if an import is interrupted. A task reads neighbouring sources, whose days share files. Each source
-has its own range of sequences, and its rows and its checkpoint are committed together or not at all.
+An import is split into batches, one commit each (`backfill.batches`), which keeps finished work if it is interrupted.
+The rows of a source and its checkpoint are committed together or not at all.
 
 A provider that fails does not stop the others; only one that breaks its contract stops its whole import. Committed rows
 stay committed. An interrupted source stays due, and the key index keeps its rows from being written twice.
@@ -13,36 +12,36 @@ stay committed. An interrupted source stays due, and the key index keeps its row
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from hypaware import telemetry
+from hypaware.backfill.batches import BatchQueue, StartedBatch, split_batches
 from hypaware.backfill.providers import load_providers
 from hypaware.backfill.report import ImportReport, find_dataset, isolate_failure
 from hypaware.backfill.request import ImportArguments, ImportPolicy
-from hypaware.backfill.source_rows import ImportContext, SourcePiece, SourceReport, SourceTask
-from hypaware.backfill.survey import DueSource, ImportState, SourceSurvey, encode_path, survey_dataset
+from hypaware.backfill.source_rows import ImportContext, SourceReport
+from hypaware.backfill.survey import ImportState, SourceSurvey, encode_path, survey_dataset
 from hypaware.engine.jobs import JobContext, import_lock
 from hypaware.errors import Cancelled, HypError
 from hypaware.home import Home
 from hypaware.home.locks import locked
 from hypaware.lake import commit, health, tombstones
-from hypaware.lake.build import BuildSettings
+from hypaware.lake.build import BuildWatcher
 from hypaware.lake.flush import flush_datasets
-from hypaware.lake.prepare import plan_build, prepare_flush
+from hypaware.lake.prepare import prepare_flush
 from hypaware.lake.segment_build import PoisonRows
 from hypaware.lake.table import OpenTable, commit_lock
 from hypaware.model.datasets import Dataset
 from hypaware.spool.segments import SegmentUnreadable
 from hypaware.state import titles
+from hypaware.state.flushes import Flush
 from hypaware.state.home_opener import open_home
+from hypaware.state.location import find_machine
 from hypaware.text import format_count
-
-BATCH_BYTES = 512 << 20
-_TASK_BYTES = 20 << 20
 
 
 def backfill(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
@@ -140,11 +139,11 @@ def _import_dataset(context: JobContext, request: ImportArguments, report: Impor
             span.status("skipped")
             telemetry.event("backfill.flush_skipped", status="skipped", **facts)
     policy = ImportPolicy.from_config(home, context.config)
-    opened = open_home(home)
+    opened, machine = open_home(home), find_machine(home)
 
     def load_state() -> ImportState:
         with opened.store.reading() as connection:
-            return ImportState.load(connection, provider.name, dataset.name)
+            return ImportState.load(connection, provider.name, dataset.name, machine)
 
     def on_progress(number: int) -> None:
         context.check_cancelled()
@@ -163,9 +162,10 @@ def _import_dataset(context: JobContext, request: ImportArguments, report: Impor
             if current.checkpoints != state.checkpoints:
                 found = survey_dataset(home, request, provider.provider, dataset, current, policy)
             progress = ImportProgress(context, report, found)
-            lake = SparkLake(home, context.spark, opened.identity, context.check_cancelled, progress.tasks_done)
+            lake = SparkLake(home, context.spark, opened.identity, context.check_cancelled)
             lake.warm_up()
-            shared = ImportContext(provider.name, dataset.name, dict(request.environment), opened.gateway_id, policy)
+            environment = dict(request.environment)
+            shared = ImportContext(provider.name, dataset.name, environment, opened.gateway_of_rows, policy, machine)
             with commit.open_table(home, opened.store, lake, dataset) as target:
                 commit_batches(target, report, found, shared, progress)
                 if any(each.pin for each in current.checkpoints.values()):
@@ -206,15 +206,31 @@ def survey_for_report(
 
 @dataclass
 class ImportProgress:
-    """Reports bytes, files and rows over all commits of an import."""
+    """Reports bytes, files and rows over all batches of an import."""
 
     context: JobContext
     report: ImportReport
     found: SourceSurvey
     bytes: int = 0
     files: int = 0
+    building: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Flush → bytes, files and rows of its finished tasks, if it is not committed yet."""
 
-    def tasks_done(self, done: int = 0, files: int = 0, rows: int = 0) -> None:
+    def watch(self, flush: Flush) -> BuildWatcher:
+        def tasks_done(done: int, files: int, rows: int) -> None:
+            self.building[flush.id] = done, files, rows
+            self.show()
+
+        return tasks_done
+
+    def finish(self, started: StartedBatch) -> None:
+        self.building.pop(started.flush.id, None)
+        self.bytes += started.batch.bytes
+        self.files += len(started.batch.due)
+        self.show()
+
+    def show(self) -> None:
+        done, files, rows = (sum(each) for each in zip((0, 0, 0), *list(self.building.values()), strict=True))
         self.context.progress(
             f"importing {self.report.entry.name}",
             self.bytes + done,
@@ -234,27 +250,29 @@ def commit_batches(
     progress: ImportProgress | None = None,
 ) -> None:
     """Commit the due sources. If a source crashes its worker, halve its batch to isolate it; the others continue."""
-    pending = deque(ImportBatch(group) for group in group_by_size(found.due, BATCH_BYTES))
-    while pending:
-        batch = pending.popleft()
-        if progress is not None:
-            progress.context.check_cancelled()
-            progress.tasks_done()
-        try:
-            _commit_batch(target, batch, context, report)
-        except PoisonRows as fault:
-            if len(batch.due) > 1:
-                middle = len(batch.due) // 2
-                pending.extendleft((ImportBatch(batch.due[middle:]), ImportBatch(batch.due[:middle])))
-                continue
-            # The source stays due, in case a newer version can import it.
-            path = encode_path(batch.due[0].snapshot.path)
-            report.files_skipped["failed"] += 1
-            report.fail(HypError(f"{path} cannot be imported: {fault.message}", kind="source_failed"))
-        if progress is not None:
-            progress.bytes += batch.bytes
-            progress.files += len(batch.due)
-            progress.tasks_done()
+    queue = BatchQueue(target, context, pending=deque(split_batches(found.due)))
+    if progress is not None:
+        queue.watch = progress.watch
+        progress.show()
+    with closing(queue):
+        while queue.fill():
+            started = queue.take()
+            batch = started.batch
+            try:
+                _commit_batch(target, started, context, report)
+            except PoisonRows as fault:
+                if len(batch.due) > 1:
+                    queue.put_back(batch.halves())
+                    if progress is not None:
+                        progress.building.clear()
+                    continue
+                # The source stays due, in case a newer version can import it.
+                path = encode_path(batch.due[0].snapshot.path)
+                report.files_skipped["failed"] += 1
+                report.fail(HypError(f"{path} cannot be imported: {fault.message}", kind="source_failed"))
+            if progress is not None:
+                progress.context.check_cancelled()
+                progress.finish(started)
 
 
 def _store_titles(
@@ -270,13 +288,11 @@ def _store_titles(
             titles.write_titles(connection, context.provider, kept)
 
 
-def _commit_batch(target: OpenTable, batch: ImportBatch, context: ImportContext, report: ImportReport) -> None:
-    facts = {**report.facts, "hyp_dataset": context.dataset}
+def _commit_batch(target: OpenTable, started: StartedBatch, context: ImportContext, report: ImportReport) -> None:
+    facts, flush = {**report.facts, "hyp_dataset": context.dataset}, started.flush
     with telemetry.span("backfill.materialize", component="backfill", **facts) as span:
-        with commit.reserve_import(target, batch.max_rows) as flush:
-            settings = plan_build(target, flush, context.gateway_id)
-            built = target.lake.run(make_tasks(batch, context, settings, flush.after))
-            prepared = prepare_flush(target, flush, settings, built)
+        with commit.discard_on_error(target, flush):
+            prepared = prepare_flush(target, flush, started.settings, started.built.result())
             sources_read: list[SourceReport] = prepared.reports
             for each in sources_read:
                 if each.fault is not None:
@@ -289,45 +305,3 @@ def _commit_batch(target: OpenTable, batch: ImportBatch, context: ImportContext,
         span.set(row_count=result.rows.written)
     dropped = prepared.duplicates | prepared.purged | prepared.settled
     report.add_batch(sources_read, dropped, result.rows, {file.day for file in prepared.files})
-
-
-@dataclass(frozen=True)
-class ImportBatch:
-    due: tuple[DueSource, ...]
-
-    @property
-    def bytes(self) -> int:
-        return sum(each.snapshot.size for each in self.due)
-
-    @property
-    def max_rows(self) -> int:
-        """The number of sequences to reserve; at least one, so that ranges never touch."""
-        return max(1, sum(each.max_rows for each in self.due))
-
-
-def make_tasks(batch: ImportBatch, context: ImportContext, settings: BuildSettings, after: int) -> list[SourceTask]:
-    """Return the tasks of a batch. Each source has its own range of sequences; the first begins after `after`."""
-    sources, first_seq = [], after + 1
-    for each in batch.due:
-        sources.append(SourcePiece(context, first_seq, each.max_rows, each.snapshot))
-        first_seq += each.max_rows
-    tasks = [SourceTask(settings, group) for group in group_by_size(sources, _TASK_BYTES)]
-    # The largest tasks start first, so that none of them runs alone at the end.
-    return sorted(tasks, key=lambda task: -task.bytes)
-
-
-_Sized = TypeVar("_Sized", DueSource, SourcePiece)
-
-
-def group_by_size(items: Iterable[_Sized], limit: int) -> Iterator[tuple[_Sized, ...]]:
-    """Group neighbouring sources, up to `limit` bytes each; a larger source is a group of its own."""
-    group: list[_Sized] = []
-    filled = 0
-    for item in items:
-        if group and filled + item.snapshot.size > limit:
-            yield tuple(group)
-            group, filled = [], 0
-        group.append(item)
-        filled += item.snapshot.size
-    if group:
-        yield tuple(group)

@@ -123,7 +123,13 @@ def load_materializers() -> MaterializerRegistry:
 
 
 def check_client(client: Any) -> None:
-    """Raise ValueError unless the client's provider, if it has one, can be registered under the client's name."""
+    """Raise unless every part that the client names can be imported, and its provider be registered under its name."""
+    if client.settings is not None and (client.traffic is None or not client.traffic.upstreams):
+        raise ValueError(f"the client {client.name!r} can be attached, but its traffic names no upstream")
+    # Reading a part imports it.
+    for part, member in ((client.requests, "find_session"), (client.mcp, "__call__"), (client.transcripts, "restore")):
+        if part is not None and not callable(getattr(part, member, None)):
+            raise ValueError(f"a part of the client {client.name!r} is {preview(part)}, which has no {member}")
     if client.backfill is None:
         return
     check_provider(client.backfill)

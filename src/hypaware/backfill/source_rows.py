@@ -48,6 +48,8 @@ class ImportContext:
     environment: Mapping[str, str]
     gateway_id: str
     policy: ImportPolicy = UNRESTRICTED
+    machine: str = ""
+    """As in `SourceCheckpoint`."""
 
 
 @dataclass
@@ -272,6 +274,7 @@ class SourcePiece:
             window.since,
             window.until,
             row_filter.list_ignored(snapshot.ignored),
+            machine=self.context.machine,
         )
 
 

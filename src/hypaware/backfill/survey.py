@@ -33,7 +33,7 @@ from hypaware.model.columns import ColumnType, format_timestamp, get_coercer
 from hypaware.model.datasets import Dataset
 from hypaware.state import flushes
 from hypaware.state.flushes import SourceCheckpoint
-from hypaware.state.location import has_state, open_store
+from hypaware.state.location import find_machine, has_state, open_store
 from hypaware.state.store import Connection
 
 QUIET_NS = 10 * 60 * 10**9
@@ -94,10 +94,10 @@ class ImportState:
 
     @classmethod
     def load(
-        cls, connection: Connection, provider: str, dataset: str, *, committed: Collection[str] = ()
+        cls, connection: Connection, provider: str, dataset: str, machine: str, *, committed: Collection[str] = ()
     ) -> ImportState:
         """Load it, with the checkpoints of `committed` flushes that are not recorded yet."""
-        checkpoints = flushes.load_checkpoints(connection, provider, dataset, committed=committed)
+        checkpoints = flushes.load_checkpoints(connection, provider, dataset, machine=machine, committed=committed)
         return cls(checkpoints, flushes.highest_recorded_sequence(connection, dataset))
 
 
@@ -113,7 +113,7 @@ def read_import_state(home: Home, provider: str, dataset: str) -> ImportState:
             table = metadata.find_table(home, dataset)
             snapshots = metadata.read_metadata(table.metadata).snapshots if table else ()
             committed = {flush for each in snapshots if (flush := each.summary.get(FLUSH_ID_PROPERTY))}
-            return ImportState.load(connection, provider, dataset, committed=committed)
+            return ImportState.load(connection, provider, dataset, find_machine(home), committed=committed)
     except sqlite3.Error as error:
         raise StateError(f"cannot read the state {home.state}: {error}", repair="hyp verify --repair") from error
 

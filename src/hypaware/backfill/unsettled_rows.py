@@ -14,8 +14,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
+from hypaware.backfill.batches import ImportBatch, make_tasks
 from hypaware.backfill.dry_run import count_rows
-from hypaware.backfill.import_job import ImportBatch, make_tasks
 from hypaware.backfill.request import ImportPolicy
 from hypaware.backfill.source_rows import ImportContext
 from hypaware.backfill.survey import DueSource, clip_to_retention, encode_path

@@ -96,7 +96,8 @@ def attach(name: str | None, dry_run: bool) -> None:
     if done and not dry_run and lifecycle.find_installed_service(home) is None:
         notices.append(
             "the daemon does not start with this machine: after a reboot, an attached client cannot reach its provider "
-            "until the next hyp command, or the next prompt in Claude Code. To prevent that: hyp daemon install"
+            "until the next hyp command, or the next prompt in a client with a hook. To prevent that: "
+            "hyp daemon install"
         )
     words = ("is attached to the gateway at {base_url}", "is already attached")
     _finish(done, failed, dry_run, words, notices)
@@ -241,9 +242,10 @@ def _finish(
 def hook(client: str) -> None:
     """Record the working directory of a CLIENT session from the hook event on stdin. Prints nothing, never fails."""
     with suppress(Exception):
+        from hypaware import plugins
         from hypaware.clients import session_hook
 
-        if client != "claude" or sys.stdin.isatty():
+        if client not in plugins.plugin_names(plugins.CLIENTS) or sys.stdin.isatty():
             return
         event = json.loads(sys.stdin.buffer.read(_MAX_EVENT_BYTES))
         home = Home.from_environment()

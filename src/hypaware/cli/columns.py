@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -17,7 +18,13 @@ from hypaware.text import escape_cells, list_rare
 
 _GAP = "  "
 _MIN_FLEXIBLE = 24
-_UNITS = ("k", "M", "G", "T")
+# Below each limit, a number is divided and formatted like this.
+_SHORT_FORMS = {
+    round(limit * divisor): (divisor, f"%.{digits}f{unit}")
+    for unit, divisor in (("k", 10**3), ("M", 10**6), ("G", 10**9), ("T", 10**12))
+    for limit, digits in ((9.95, 1), (999.5, 0))
+}
+_SHORT_LIMITS = list(_SHORT_FORMS)
 # Letters of European languages and common signs, each of which takes one column.
 _NARROW = re.compile(
     "[ -~\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0373\u0386-\u03ff\u0400-\u0482\u048a-\u052f\u2010-\u2027\u2190-\u2193]*"
@@ -33,16 +40,14 @@ class TextColumn(NamedTuple):
     flexible: bool = False
     """Takes the rest of the width; its cells are cut."""
 
-    @property
-    def width(self) -> int:
-        if self.is_narrow:
-            return max(len(self.head), max(map(len, self.cells), default=0))
-        return max(cell_width(cell) for cell in (self.head, *self.cells))
 
-    @property
-    def is_narrow(self) -> bool:
-        """Whether each character takes one column."""
-        return _NARROW.fullmatch(list_rare("".join(self.cells))) is not None
+class _Measured(NamedTuple):
+    column: TextColumn
+    cells: Sequence[str]
+    """Escaped."""
+    is_narrow: bool
+    """Whether each character takes one column."""
+    width: int
 
 
 def terminal_width() -> int | None:
@@ -56,42 +61,42 @@ def terminal_width() -> int | None:
 
 def render_columns(columns: Sequence[TextColumn], width: int | None) -> Iterator[str]:
     """Yield the lines of a table. The cells must be one line each; control characters are escaped here."""
-    shown = [each._replace(cells=escape_cells(each.cells)) for each in columns]
-    if width is None:
-        widths = {each.head: each.width for each in shown}
-    else:
-        shown, widths = _fit(shown, width)
+    shown = [_measure(each) for each in columns]
+    rooms = [each.width for each in shown] if width is None else _fit(shown, width)
     # One template for all lines: a list can have a line for every session.
     template: list[str] = []
     cells: list[Iterable[str]] = []
-    for each in shown:
-        room = widths[each.head]
-        if each.is_narrow and max(len(each.head), max(map(len, each.cells), default=0)) <= room:
-            template.append(f"%{room}s" if each.right else f"%-{room}s")
-            cells.append(chain((each.head,), each.cells))
+    for (column, escaped, is_narrow, needed), room in zip(shown, rooms, strict=True):
+        if is_narrow and needed <= room:
+            template.append(f"%{room}s" if column.right else f"%-{room}s")
+            cells.append(chain((column.head,), escaped))
         else:
             template.append("%s")
-            cells.append([_pad(cell, room, each.right) for cell in (each.head, *each.cells)])
-    line = _GAP.join(template)
-    for row in zip(*cells, strict=True):
-        text = (line % row).rstrip()
-        yield text if width is None else cut(text, width)
+            cells.append([_pad(cell, room, column.right) for cell in (column.head, *escaped)])
+    lines = map(str.rstrip, map(_GAP.join(template).__mod__, zip(*cells, strict=True)))
+    return lines if width is None else (cut(line, width) for line in lines)
 
 
-def _fit(columns: list[TextColumn], width: int) -> tuple[list[TextColumn], dict[str, int]]:
-    shown = list(columns)
+def _measure(column: TextColumn) -> _Measured:
+    # Most columns are plain ASCII as a whole.
+    rare = list_rare("".join(column.cells))
+    cells = escape_cells(column.cells) if rare else column.cells
+    if not rare or _NARROW.fullmatch(rare if cells is column.cells else list_rare("".join(cells))):
+        return _Measured(column, cells, True, max(len(column.head), max(map(len, cells), default=0)))
+    return _Measured(column, cells, False, max(cell_width(cell) for cell in (column.head, *cells)))
+
+
+def _fit(shown: list[_Measured], width: int) -> list[int]:
+    """Remove columns until the others fit. Return how wide each of them is."""
     while True:
-        fixed = sum(each.width for each in shown if not each.flexible) + len(_GAP) * (len(shown) - 1)
-        flexible = next((each for each in shown if each.flexible), None)
+        fixed = sum(each.width for each in shown if not each.column.flexible) + len(_GAP) * (len(shown) - 1)
+        flexible = next((each for each in shown if each.column.flexible), None)
         least = 0 if flexible is None else min(flexible.width, _MIN_FLEXIBLE)
-        droppable = [each for each in shown if each.rank]
+        droppable = [each for each in shown if each.column.rank]
         if fixed + least <= width or not droppable:
             break
-        shown.remove(max(droppable, key=lambda each: each.rank))
-    widths = {each.head: each.width for each in shown}
-    if flexible is not None:
-        widths[flexible.head] = max(1, min(flexible.width, width - fixed))
-    return shown, widths
+        shown.remove(max(droppable, key=lambda each: each.column.rank))
+    return [max(1, min(each.width, width - fixed)) if each.column.flexible else each.width for each in shown]
 
 
 def cell_width(text: str) -> int:
@@ -130,14 +135,11 @@ def format_short(value: int) -> str:
     """Format a number with two or three digits and a unit: 999, 1.2k, 35k, 4.1M."""
     if -1000 < value < 1000:
         return str(value)
-    size = float(value)
-    for unit in _UNITS:
-        size /= 1000
-        if -9.95 < size < 9.95:
-            return f"{size:.1f}{unit}"
-        if -999.5 < size < 999.5:
-            return f"{size:.0f}{unit}"
-    return f"{size / 1000:,.0f}P"
+    at = bisect_right(_SHORT_LIMITS, abs(value))
+    if at == len(_SHORT_LIMITS):
+        return f"{value / 10**15:,.0f}P"
+    divisor, template = _SHORT_FORMS[_SHORT_LIMITS[at]]
+    return template % (value / divisor)
 
 
 def format_cost(cost: float | None, unpriced: Sequence[str] = ()) -> str:

@@ -69,15 +69,16 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with add_usage_context(ctx):
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
+        self._check_crash_point(ctx)
+        return rest
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def _check_crash_point(self, ctx: click.Context) -> None:
         # A test that uses an unknown crash point would prove nothing.
-        if not self._any_crash_point and (spec := os.environ.get("HYP_CRASH_AT")):
+        if not (self._any_crash_point or ctx.resilient_parsing) and (spec := os.environ.get("HYP_CRASH_AT")):
             from hypaware import faults
 
             faults.check_spec(spec)
-        return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
@@ -105,13 +106,18 @@ class Group(Command, click.Group):
         known = self.get_command(ctx, name) is not None
         if not known and not name.startswith("-") and not ctx.resilient_parsing:
             ctx.fail(f"No such command: {name!r}.{did_you_mean(name, self.suggested(ctx))}")
-        return super().resolve_command(ctx, args)
+        found, command, rest = super().resolve_command(ctx, args)
+        # The groups before a subcommand neither parse nor run, and do not appear as groups in its usage line.
+        while isinstance(command, RunnableGroup) and rest and rest[0] in command.commands:
+            found, command, rest = f"{found} {rest[0]}", command.commands[rest[0]], rest[1:]
+        return found, command, rest
 
 
 class RunnableGroup(Group):
     """A group that is also a command: `hyp backfill claude` runs the group itself, `hyp backfill list` a subcommand.
 
-    If the first argument is the name of a subcommand, that one runs. Otherwise all arguments belong to the group.
+    If the first argument is the name of a subcommand, the group that it is in resolves to that one. Otherwise all
+    arguments belong to this group.
     """
 
     allow_interspersed_args = True
@@ -122,10 +128,6 @@ class RunnableGroup(Group):
         super().__init__(*args, any_crash_point=False, invoke_without_command=True, no_args_is_help=False, **kwargs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] in self.commands:
-            ctx.invoked_subcommand = args[0]
-            ctx.args = args
-            return args
         with add_usage_context(ctx):
             rest = click.Command.parse_args(self, ctx, args)
         if ctx.args and not ctx.resilient_parsing:
@@ -133,16 +135,8 @@ class RunnableGroup(Group):
             if name in self.commands:
                 ctx.fail(f"Put options after the subcommand: {ctx.command_path} {name} …")
             ctx.fail(f"No such command: {name!r}.{did_you_mean(name, self.suggested(ctx))}")
+        self._check_crash_point(ctx)
         return rest
-
-    def invoke(self, ctx: click.Context) -> Any:
-        if ctx.invoked_subcommand is None:
-            return super().invoke(ctx)
-        name, command, args = self.resolve_command(ctx, ctx.args)
-        assert command is not None
-        # The group parsed nothing, so its arguments must not appear in the usage line of the subcommand.
-        with command.make_context(f"{ctx.info_name} {name}", args, parent=ctx.parent) as inner:
-            return command.invoke(inner)
 
 
 class RootGroup(Group):

@@ -156,7 +156,7 @@ def _print_list(sink: str | None) -> None:
 
 def _find_letters(sink: str | None) -> list[DeadLetter]:
     from hypaware.export import dead_letter_rows
-    from hypaware.export.sink_registry import select_sinks
+    from hypaware.export.status import select_sinks
 
     home = Home.from_environment()
     with open_existing_home(home) as opened:

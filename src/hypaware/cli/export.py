@@ -53,8 +53,7 @@ def export(sinks: tuple[str, ...], dry_run: bool, max_wait: str) -> None:
     and no destination receives a row twice. Exits 0 only if everything was delivered.
     """
     from hypaware.export import dead_letter_rows
-    from hypaware.export.sink_registry import select_sinks
-    from hypaware.export.status import find_idle_streams, idle_report
+    from hypaware.export.status import find_idle_streams, idle_report, select_sinks
     from hypaware.state.home_opener import read_identity
 
     max_wait_seconds = parse_duration("--max-wait", max_wait, bare_seconds=True)
@@ -192,7 +191,7 @@ def _repairs(sink: Mapping[str, Any]) -> list[str]:
 
 
 def _rebind(rebind: Callable[..., list[BindingChange]], sink: str, what: str, yes: bool) -> None:
-    from hypaware.export.sink_registry import select_sinks
+    from hypaware.export.status import select_sinks
     from hypaware.state.home_opener import open_home
 
     home = Home.from_environment()

@@ -16,7 +16,7 @@ from hypaware.text import format_size
 def index() -> None:
     """Show or rebuild the index, from which sessions, show, search, usage and overview answer.
 
-    The index is derived from the lake and kept up to date by itself. It may be deleted at any time.
+    The index is derived from the lake and kept up to date automatically. It may be deleted at any time.
     """
 
 

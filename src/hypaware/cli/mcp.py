@@ -35,7 +35,7 @@ def mcp(include_local_only: bool) -> None:
     home = Home.from_environment()
     read_identity(home, make=False)
     if sys.stdin.isatty():
-        output.note("waiting for the messages of an agent on stdin; to register with one: hyp mcp install claude")
+        output.note("waiting for the messages of an agent on stdin; to register with one: hyp mcp install CLIENT")
     serve(home, include_local_only=include_local_only)
 
 
@@ -49,7 +49,7 @@ def mcp(include_local_only: bool) -> None:
 @click.option("--include-local-only", is_flag=True, help="Let the agent read local-only sessions too.")
 @json_option
 def install(client: str, uninstall: bool, dry_run: bool, include_local_only: bool) -> None:
-    """Add this server to the settings of CLIENT (claude or codex), for all its projects.
+    """Add this server to the settings of CLIENT, for example claude, for all its projects.
 
     Only this entry changes, and --uninstall restores the file. Sessions that are already running do not see it.
     """

@@ -44,7 +44,8 @@ _GAP = 3
 """Characters between two columns of a table."""
 _LOG_LIMIT = 1 << 20
 _PART = 1000
-"""Items or lines that are encoded together."""
+"""Lines that are printed together."""
+_LIST_TAIL = b"\n  ]\n}"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Problems of permissions and file systems: not errors of the program.
 _FILE_ERRORS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
@@ -97,20 +98,28 @@ def emit_json(document: Any) -> None:
     _document_printed = True
 
 
-def emit_list(name: str, items: Iterable[Any]) -> None:
-    """Print the document `{name: [items]}`. It is encoded and printed in parts: a long list is never in memory as a
-    whole, which takes time as well. The items must not fail."""
+def emit_parts(name: str, parts: Iterable[bytes]) -> None:
+    """Print the document `{name: [items]}`. Each part is some items, encoded as by `encode_items`: a long list is never
+    in memory as a whole, which takes time as well. Making the parts must not fail."""
     global _document_printed
-    head, tail = f'{{\n  "{name}": ['.encode(), b"\n  ]\n}"
-    rest, separator = iter(items), head
-    while some := list(islice(rest, _PART)):
+    separator = _list_head(name)
+    for part in parts:
         _document_printed = True
-        write_bytes(separator + escape_json(_format_json({name: some}))[len(head) : -len(tail)])
+        write_bytes(separator + escape_json(part))
         separator = b","
-    if separator is head:
-        emit_json({name: []})
+    if separator == b",":
+        write_bytes(_LIST_TAIL + b"\n")
     else:
-        write_bytes(tail + b"\n")
+        emit_json({name: []})
+
+
+def encode_items(name: str, items: Sequence[Any]) -> bytes:
+    """Return one or more items as they stand in the document `{name: [items]}`."""
+    return _format_json({name: items})[len(_list_head(name)) : -len(_LIST_TAIL)]
+
+
+def _list_head(name: str) -> bytes:
+    return f'{{\n  "{name}": ['.encode()
 
 
 def emit_lines(lines: Iterable[str]) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     "--to",
     "client",
     metavar="CLIENT",
-    help="Write the session for this client: claude or codex.  [default: the client that recorded it]",
+    help="Write the session for this client, for example codex.  [default: the client that recorded it]",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be written and what would be lost; write nothing.")
 @click.option(

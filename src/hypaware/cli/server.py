@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from hypaware import extras
+from hypaware import extras, text
 from hypaware.cli import output
 from hypaware.cli.command import Group, RunnableGroup, json_option, parse_duration
 from hypaware.gateway.handover import SERVER_PORT
 from hypaware.home import Home
+
+if TYPE_CHECKING:
+    from hypaware.server.status import ServerStatus
 
 _DEFAULT_LISTEN = f"127.0.0.1:{SERVER_PORT}"
 _DEFAULT_PAGE = f"127.0.0.1:{SERVER_PORT + 1}"
@@ -73,7 +76,7 @@ def run(
     page_user_header: str | None,
     page_proxy: tuple[str, ...],
 ) -> None:
-    """Run the server in the foreground until it is stopped. Only one runs per home.
+    """Run the server in the foreground until it is stopped. Only one runs per home; a shared lake may have many homes.
 
     A batch is acknowledged once it is durable. Received rows are committed to the lake every `flush.interval`, and the
     lake is maintained every `maintain.interval`. On SIGTERM or Ctrl-C, requests in progress are completed first.
@@ -108,6 +111,65 @@ def _read_address(option: str, given: str, example: str) -> tuple[str, int]:
     except ValueError:
         raise click.BadParameter(f"expected {LISTEN.expected}, for example {example}", param_hint=option) from None
     return host.strip("[]"), int(port)
+
+
+@server.command("status", examples=["hyp server status", "hyp server status --days 30 --json"])
+@click.option(
+    "--days", type=click.IntRange(1, 3650), default=7, show_default=True, help="Count the rows of this many days."
+)
+@json_option
+def status(days: int) -> None:
+    """Show the machines and how far they are, the rows of each day, what waits for a flush, and the bytes stored.
+
+    With a lake of its own it is the status of this home's server, with a shared lake that of all its servers. The lag
+    of a machine is the age of its oldest batch that was accepted and is not in the lake yet. Needs no running server.
+    """
+    from hypaware.server.status import read_server_status
+    from hypaware.state.home_opener import read_identity
+
+    home = Home.from_environment()
+    # Looking must not create a home.
+    read_identity(home, make=False)
+    found = read_server_status(home, days=days)
+    if output.emit_document(found.as_json()):
+        return
+    _show_status(found)
+
+
+def _show_status(found: ServerStatus) -> None:
+    if not found.machines:
+        output.emit("no machine has enrolled or delivered yet; to let one enrol: hyp server token create")
+    else:
+        rows = [
+            [
+                each.gateway_id,
+                each.host,
+                each.label,
+                each.last_seen_at[:19],
+                text.format_duration(each.lag_seconds) if each.uncommitted_rows else "none",
+                each.uncommitted_rows,
+                sum(each.rows_by_day.values()),
+            ]
+            for each in found.machines
+        ]
+        output.emit_table(["machine", "host", "label", "last seen (UTC)", "lag", "waiting", "rows"], rows)
+    if found.days:
+        output.emit()
+        columns = ["day", "machines", "rows", "bytes"]
+        output.emit_table(columns, [[each[column] for column in columns] for each in found.days])
+    output.emit()
+    waiting = found.uncommitted
+    output.emit(
+        f"waiting for a flush: {text.format_count(waiting['rows'], 'row')} in "
+        f"{text.format_count(waiting['segments'], 'batch', 'batches')}, {text.format_size(waiting['bytes'])}"
+        + (f", the oldest for {text.format_duration(waiting['lag_seconds'])}" if waiting["segments"] else "")
+    )
+    for each in found.storage:
+        output.emit(
+            f"{each.dataset}: {text.format_count(each.rows, 'row')}, {text.format_size(each.live_bytes)} live, "
+            f"{text.format_size(each.stored_bytes)} stored"
+        )
+    output.emit(f"stored in all: {text.format_size(found.stored_bytes)}")
 
 
 @server.group("token", cls=Group, examples=["hyp server token create --label alice", "hyp server token list"])

@@ -256,7 +256,7 @@ def _sessions_here(home: Home) -> list[SessionFolder]:
     from hypaware.home import session_context
 
     with suppress(OSError):
-        HookNotes(home, "claude").absorb()
+        HookNotes(home).absorb()
     try:
         return session_context.sessions_around(home, Path.cwd())
     except FileNotFoundError:

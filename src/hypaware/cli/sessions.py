@@ -45,7 +45,9 @@ def show_sessions(filters: Filters, errors: bool, grep: str | None, sort: str, l
         numbers = order_sessions(index, filters, prices, errors=errors, among=among, sort=sort, limit=asked)
         found = SessionList(index, numbers[:limit] if limit else numbers, prices)
         if output.wants_json():
-            output.emit_list("sessions", found.list_documents())
+            from hypaware.cli.session_json import emit_sessions
+
+            emit_sessions(found)
         elif found.rows:
             output.emit_lines(render_columns(_columns(index, found, filters.timezone, width is not None), width))
         elif index.progress is not None:
@@ -77,6 +79,14 @@ def _columns(index: Index, found: SessionList, zone: ZoneInfo, on_terminal: bool
         shown = {each: show(names[each]) or "-" for each in set(ids)}
         return [shown[each] for each in ids]
 
+    def list_models() -> list[str]:
+        shown = {each: _format_models([model] if model else [], on_terminal) for each, model in names.items()}
+        of_several = found.list_models
+        return [
+            shown[each] if each is not None else _format_models(of_several(row), on_terminal)
+            for each, row in zip(fields["model"], rows, strict=True)
+        ]
+
     tokens = map(sum, zip(*(fields[each] for each in ("input", "output", "cache_read", "cache_write")), strict=True))
     lengths = (
         0.0 if None in pair else (pair[1] - pair[0]) / 1e6 for pair in zip(fields["started_at"], ends, strict=True)
@@ -93,7 +103,7 @@ def _columns(index: Index, found: SessionList, zone: ZoneInfo, on_terminal: bool
         ),
         TextColumn("branch", name(fields["branch"]), 11),
         TextColumn("client", name(fields["client"]), 9),
-        TextColumn("model", [_format_models(found.list_models(row), on_terminal) for row in rows], 6),
+        TextColumn("model", list_models(), 6),
         TextColumn("turns", list(map(str, fields["turns"])), 4, right=True),
         TextColumn("tools", list(map(str, fields["tool_calls"])), 8, right=True),
         TextColumn("errors", list(map(str, fields["errors"])), 7, right=True),

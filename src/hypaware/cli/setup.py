@@ -59,8 +59,8 @@ def _parse_export(context: click.Context, param: click.Parameter, value: str | N
     "--source",
     "clients",
     multiple=True,
-    metavar="claude|codex",
-    help="Set up only this client; repeat for several.",
+    metavar="CLIENT",
+    help="Set up only this client, for example claude; repeat for several.",
 )
 @click.option(
     "--export",

@@ -310,7 +310,7 @@ def _follow_session(
 
 
 def _watch(arrivals: Arrivals, watcher: _Watcher) -> None:
-    """Show what arrives until Ctrl-C, or until nobody reads the output any more."""
+    """Show what arrives until Ctrl-C, or until the reader of the output is gone."""
     reader = select.poll()
     reader.register(sys.stdout.fileno(), 0)
     try:

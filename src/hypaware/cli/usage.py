@@ -106,7 +106,10 @@ def _make_statusline(filters: Filters, status: Document) -> str:
         by_day = summarize_usage(index, month, prices, by="day")
         rows = {row["key"]: row for row in by_day["rows"]}
         for name, row in (("today", rows.get(today.date().isoformat())), ("this month", by_day["total"])):
-            shown.append(f"{format_cost(row['cost_usd'], row['unpriced_models']) if row else '$0.00'} {name}")
+            amount = "$0.00"
+            if row and (row["cost_usd"] is not None or row["unpriced_models"]):
+                amount = format_cost(row["cost_usd"], row["unpriced_models"])
+            shown.append(f"{amount} {name}")
         if index.progress is not None:
             shown.append(f"indexing {index.progress:.0%}")
     return " | ".join(shown)

@@ -36,10 +36,6 @@ from hypaware.clients.settings_file import SettingsChanged, SettingsRefused, Set
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files
 
-CLAUDE_BASE = "/claude"
-CODEX_BASE = "/codex/v1"
-# Not /codex/backend-api/codex: behind such a URL, Codex would call the backend that chatgpt.com names for the account.
-CODEX_CHATGPT_BASE = "/codex/chatgpt/codex"
 VERSION = 1
 _ATTEMPTS = 3
 _after_record = faults.crash_point(

@@ -1,28 +1,34 @@
 """What a recorded client provides: a provider that imports its history, and settings that attach it to the gateway.
 
-A client registers by an entry point in the group `hypaware.clients`. `Provider.find` runs in the driver and inspects
-only names and sizes. `Provider.read` runs in Spark's tasks, on one pinned source, and yields items and events.
-Materializers, which register in the group `hypaware.materializers`, turn items into rows as a producer would send
-them, one materializer per kind of item. `read` and `materialize` must depend only on their arguments, so that a
-retried task gives the same rows.
+A client registers by an entry point in the group `hypaware.clients`, which names its `Client`: a declaration that costs
+little to import. What it says as values, every command may read. Its parts do the work; a declaration names them by
+their place, and they are imported when they are used.
+
+`Provider.find` runs in the driver and inspects only names and sizes. `Provider.read` runs in Spark's tasks, on one
+pinned source, and yields items and events. Materializers, which register in the group `hypaware.materializers`, turn
+items into rows as a producer would send them, one materializer per kind of item. `read` and `materialize` must depend
+only on their arguments, so that a retried task gives the same rows.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload, runtime_checkable
 
-from hypaware.clients.attach import ClientSettings
-from hypaware.model.datasets import Row
+from hypaware.clients.client_requests import ClientTraffic, RequestReader
 
 if TYPE_CHECKING:
+    from hypaware.clients.attach import ClientSettings
     from hypaware.clients.reader import SourceReader
     from hypaware.clients.recorded_session import RecordedSession, Transcript
+    from hypaware.model.datasets import Row
 
+T = TypeVar("T")
 Environment = Mapping[str, str]
 """The environment variables that a provider requests, with the values of `hyp backfill`'s caller; includes HOME."""
 
@@ -169,26 +175,61 @@ class TranscriptWriter(Protocol):
         """Return the conversation of a session of another client, as a new session with this id."""
 
 
+class ClientPart(Generic[T]):
+    """A member of a declaration: an object, or `module:name` of one, which is imported when it is first read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    @overload
+    def __get__(self, client: None, owner: type) -> None: ...
+
+    @overload
+    def __get__(self, client: object, owner: type) -> T | None: ...
+
+    def __get__(self, client: object | None, owner: type) -> T | None:
+        if client is None:
+            return None
+        value = vars(client)[self._name]
+        if isinstance(value, str):
+            value = vars(client)[self._name] = resolve_name(value)
+        part: T | None = value
+        return part
+
+    def __set__(self, client: object, value: T | str | None) -> None:
+        vars(client)[self._name] = value
+
+
+McpRegistration = Callable[[Sequence[str]], "ClientSettings"]
+"""Returns the settings that make a client start `hyp` with these arguments as a server of MCP."""
+
+
 @dataclass(frozen=True)
 class Client:
     name: str
-    """The name of its program, and the `client_name` of its rows."""
+    """The name of its program, the `client_name` of its rows, and its section `[clients.<name>]` of the config."""
     about: str
-    backfill: Provider | None = None
+    backfill: ClientPart[Provider] = ClientPart()
     """Imports its history, if it keeps any."""
     resume: ResumeCommand | None = None
     """Continues one of its sessions, if it can."""
-    settings: ClientSettings | None = None
+    settings: ClientPart[ClientSettings] = ClientPart()
     """Attaches it to the gateway, if it can be attached."""
-    transcripts: TranscriptWriter | None = None
+    traffic: ClientTraffic | None = None
+    """How the gateway knows its requests and where it sends them, if it can be attached."""
+    requests: ClientPart[RequestReader] = ClientPart()
+    """Reads what it states in a request beyond the dialect, if it states anything."""
+    mcp: ClientPart[McpRegistration] = ClientPart()
+    """Registers `hyp mcp` with it, if it can use servers of MCP."""
+    transcripts: ClientPart[TranscriptWriter] = ClientPart()
     """Writes recorded sessions as its transcripts, if it can resume those."""
     service_names: tuple[str, ...] = ()
     """The `service.name` of its own telemetry, if it sends any over OTLP."""
 
 
-Materialize = Callable[[Any, Provenance, Counter[str]], Iterator[Row]]
+Materialize = Callable[[Any, Provenance, Counter[str]], Iterator["Row"]]
 """(an item's value, its provenance, a counter of parts that make no row, by reason) → rows of the dataset."""
-CountTokens = Callable[[Row], Mapping[str, int]]
+CountTokens = Callable[["Row"], Mapping[str, int]]
 """Returns what one row adds to the summary, for example tokens by kind."""
 
 

@@ -83,14 +83,13 @@ def notes_path(home: Home, client: str) -> Path:
 
 
 class HookNotes:
-    """The notes of a client's hook, which become lines of the session context. Used by several threads."""
+    """The notes of the clients' hooks, which become lines of the session context. Used by several threads."""
 
-    def __init__(self, home: Home, client: str) -> None:
-        self._home, self._client = home, client
-        self._path = notes_path(home, client)
+    def __init__(self, home: Home) -> None:
+        self._home = home
         self._reader = home.run / "hook-notes"
-        self._file: tuple[int, int] = (0, 0)
-        """The inode of the file, and how much of it was read."""
+        self._files: dict[Path, tuple[int, int]] = {}
+        """The inode of each file, and how much of it was read."""
         self._lock = threading.Lock()
 
     def announce(self) -> None:
@@ -105,20 +104,26 @@ class HookNotes:
 
     def absorb(self) -> None:
         """Record the new notes. A note that cannot be recorded is tried again the next time."""
-        with self._lock, suppress(FileNotFoundError), durable_files.open_regular_file(self._path) as file:
+        with self._lock:
+            for path in (self._home.root / "clients").glob(f"*/{_NOTES_NAME}"):
+                self._absorb_file(path)
+
+    def _absorb_file(self, path: Path) -> None:
+        with suppress(FileNotFoundError), durable_files.open_regular_file(path) as file:
             status = os.fstat(file.fileno())
-            offset = self._file[1] if self._file[0] == status.st_ino and self._file[1] <= status.st_size else 0
+            inode, position = self._files.get(path, (0, 0))
+            offset = position if inode == status.st_ino and position <= status.st_size else 0
             file.seek(offset)
             content = file.read()
             content = content[: content.rfind(b"\n") + 1]
             for line in dict.fromkeys(content.splitlines()):
                 # A damaged memory of folders stops neither the other notes nor this one, which is already written.
                 with suppress(ValueError, HypError):
-                    record_context(self._home, self._client, json.loads(line))
-            self._file = (status.st_ino, offset + len(content))
+                    record_context(self._home, path.parent.name, json.loads(line))
+            self._files[path] = (status.st_ino, offset + len(content))
             # A hook that has opened the file writes to it within this time.
-            if time.time() - status.st_mtime > _SETTLED_SECONDS and self._path.stat().st_size == self._file[1]:
-                self._path.unlink()
+            if time.time() - status.st_mtime > _SETTLED_SECONDS and path.stat().st_size == offset + len(content):
+                path.unlink()
 
 
 def record_context(home: Home, client: str, hook_input: Any) -> bool:

@@ -16,7 +16,6 @@ from hypaware.config.values import ValueType
 
 VERSION = 1
 DEFAULT_DATASETS = ("ai_gateway_messages",)
-BUILT_IN_CLIENTS = ("claude", "codex")
 BUILT_IN_ENCODERS = ("parquet", "jsonl", "jsonl-zstd")
 # Raw exchanges are kept for reprojection and are never exported.
 LOCAL_DATASETS = ("ai_gateway_exchanges",)

@@ -32,7 +32,7 @@ from hypaware.gateway.handover import HeldSocket
 from hypaware.gateway.routes import Routes
 from hypaware.gateway.server import GatewayServer
 from hypaware.home import Home
-from hypaware.home.session_context import session_columns
+from hypaware.home.session_context import find_session_columns
 from hypaware.spool.writer import Spool
 
 log = logging.getLogger("hypaware.daemon")
@@ -53,7 +53,9 @@ class GatewaySettings:
 
     @classmethod
     def read(cls, home: Home, config: Config) -> GatewaySettings:
-        recorded = tuple(name for name in gateway_routes.PRESETS if config.clients.get(name, ClientConfig()).enabled)
+        recorded = tuple(
+            name for name in gateway_routes.list_presets() if config.clients.get(name, ClientConfig()).enabled
+        )
         custom = gateway_routes.read_custom_upstreams(home)
         is_needed = bool(recorded or config.gateway.upstreams or gateway_routes.has_attached_client(home))
         gateway = config.gateway
@@ -85,7 +87,7 @@ class GatewayTask:
         self._config = config
         self._status = status
         self._clock = clock
-        self._notes = HookNotes(self._home, "claude")
+        self._notes = HookNotes(self._home)
         self._applied_config = config()
         self._writer = ExchangeWriter(
             spool,
@@ -145,7 +147,6 @@ class GatewayTask:
         if self._fallback_start is not None:
             # It may be handing over the socket right now.
             await asyncio.wait([self._fallback_start])
-        self._writer.stop_retrying()
         if (current := self._open) is not None:
             self._open = None
             await self._retire(current)
@@ -215,6 +216,7 @@ class GatewayTask:
                 settings.routes(),
                 self._writer.write,
                 self._home.run / "spill" / str(next(self._numbers)),
+                store=self._writer.store,
                 report_overhead=lambda milliseconds: telemetry.record(
                     "hyp_gateway_overhead_ms", milliseconds, hyp_component="gateway"
                 ),
@@ -240,7 +242,7 @@ class GatewayTask:
         """Return what hooks have noted about a session. Runs on the recorder's thread."""
         with suppress(Exception):
             self._notes.absorb()
-        return session_columns(self._home.root, "claude").get(session, {})
+        return find_session_columns(self._home.root, session)
 
     def _record_client(self, client: str, at: datetime) -> None:
         """Note that a client called. Runs on the recorder's thread."""

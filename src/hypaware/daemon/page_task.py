@@ -1,4 +1,4 @@
-"""Let the page be served: own its address, and start its process when somebody asks.
+"""Let the page be served: own its address, and start its process on the first request.
 
 The daemon opens `page.listen` and waits for a connection without accepting it. With the first one it starts
 `hypaware.page.process`, which inherits the socket and accepts. When that process ends, because it is idle or has

@@ -82,10 +82,18 @@ class FlushTask:
         await self._clock.sleep(self._pause if retry_in is None else retry_in)
         self._pause = self._config().flush.interval
 
-    async def check(self) -> None:
-        if await run_in_thread(self._is_due, "spool"):
-            self._flushed_at = self._clock.monotonic()
-            await self._flush()
+    async def check(self, is_due: Callable[[], bool] | None = None) -> None:
+        if not await run_in_thread(is_due or self._is_due, "spool"):
+            return
+        self._flushed_at = self._clock.monotonic()
+        args: dict[str, Any] = {"dataset": None, "patient": True}
+        if self._covers_all():
+            args["deferral"] = _FOLLOWED_SECONDS
+        report = await run_cancellable_job(self._engine, "flush", args)
+        rows = sum(each["rows_written"] for each in report["datasets"])
+        if rows:
+            log.info("%s rows committed", f"{rows:,}")
+        self._status.update("flush", last_flush=self._clock.now(), last_status="ok")
 
     def record_failure(self, retry_in: float | None) -> None:
         self._status.update("flush", last_flush=self._clock.now(), last_status="failed")
@@ -115,18 +123,7 @@ class FlushTask:
         """Flush once more after the task was cancelled. Rows not committed in time stay in the spool, durably."""
         with suppress(TimeoutError, HypError, OSError):
             async with asyncio.timeout(limit):
-                if await run_in_thread(lambda: _is_engine_running(self._home) and self._has_rows(), "spool"):
-                    await self._flush()
-
-    async def _flush(self) -> None:
-        args: dict[str, Any] = {"dataset": None, "patient": True}
-        if self._covers_all():
-            args["deferral"] = _FOLLOWED_SECONDS
-        report = await run_cancellable_job(self._engine, "flush", args)
-        rows = sum(each["rows_written"] for each in report["datasets"])
-        if rows:
-            log.info("%s rows committed", f"{rows:,}")
-        self._status.update("flush", last_flush=self._clock.now(), last_status="ok")
+                await self.check(lambda: _is_engine_running(self._home) and self._has_rows())
 
 
 class ImportTask:

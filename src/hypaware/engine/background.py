@@ -19,12 +19,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-from hypaware.engine import launcher
-from hypaware.engine.client import ATTEMPTS
+from hypaware.engine import client
 from hypaware.engine.jobs import OnEvent, ignore_events
-from hypaware.engine.launcher import Engine, NotAccepted, call_job
+from hypaware.engine.launcher import Engine
 from hypaware.engine.protocol import JobConnection
-from hypaware.errors import Cancelled, HypError, Retryable
+from hypaware.errors import Cancelled, HypError
 
 CANCEL_SECONDS = 3.0
 
@@ -164,23 +163,16 @@ async def run_cancellable_job(
     cancelled = threading.Event()
     connections: list[JobConnection] = []
 
-    def run() -> dict[str, Any]:
-        for _ in range(ATTEMPTS):
-            with launcher.ensure_engine(engine, on_event) as connection:
-                connections.append(connection)
-                # Check after adding the connection: a cancellation sets the event first, then uses the connection.
-                if not cancelled.is_set():
-                    with suppress(NotAccepted):
-                        return call_job(connection, name, args, on_event)
-            if cancelled.is_set():
-                raise Cancelled(f"{name} was cancelled")
-        raise Retryable(
-            f"the engine ended {ATTEMPTS} times before it accepted {name}; "
-            f"see its log {launcher.engine_log(engine.home)}",
-            kind="engine_failed",
-        )
+    def connect() -> JobConnection:
+        connection = client.ensure_engine(engine, on_event)
+        connections.append(connection)
+        # Check after adding the connection: a cancellation sets the event first, then uses the connection.
+        if cancelled.is_set():
+            connection.close()
+            raise Cancelled(f"{name} was cancelled")
+        return connection
 
-    outcome = run_in_thread(run, f"job {name}")
+    outcome = run_in_thread(lambda: client.call_job(engine.home, connect, name, args, on_event), f"job {name}")
     # After a cancellation the job's own result is not wanted.
     outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:

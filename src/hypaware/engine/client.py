@@ -1,33 +1,55 @@
-"""The engine's interface for other packages: run a job, and show, start or stop the engine of a home.
+"""The caller's side of the engine: runs a job, and shows, starts or stops the engine of a home.
 
 A job is sent to the running engine of the home. If there is none, it runs in this process under `HYP_ENGINE=inline`, or
 else an engine is started. A job that the engine did not accept, because it was about to stop, is sent again. A job that
 it accepted and did not finish raises the error `engine_died`; it is never repeated silently.
 
+Ctrl-C can arrive while a frame is partly read. So the signal handler only writes to a pipe that the caller polls
+together with the socket, and frames are always read completely. Within the caller's `on_event` it interrupts at once.
+The first Ctrl-C cancels the job and waits a short time for its end; the second stops waiting.
+
 Every command imports this module, so it must not import anything slow.
+
+@ref engine#jobs
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
+import threading
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
+from hypaware import telemetry
 from hypaware.engine import launcher
 from hypaware.engine.jobs import OnEvent, ignore_events
-from hypaware.engine.launcher import Engine, HandedOver, NotAccepted, call_job
+from hypaware.engine.launcher import Engine
+from hypaware.engine.protocol import JobConnection, Message, ProtocolError, decode_error, is_same_version
 from hypaware.errors import Cancelled, NotReady, Retryable, UsageError
 from hypaware.home import Home
-from hypaware.home.locks import is_locked, lock_holder, signal_holder
+from hypaware.home.locks import is_locked, lock_holder, signal_holder, try_lock
 
 if TYPE_CHECKING:
+    from subprocess import Popen
+
     from hypaware.config import Config
 
-STOP_SECONDS = 45.0
 ATTEMPTS = 50
-_POLL_SECONDS = 0.02
+START_SECONDS: Final = 60.0
+CALLER_CANCEL_SECONDS = 5.0
+STOP_SECONDS = 45.0
+_START_POLL_SECONDS: Final = 0.01
+_STOP_POLL_SECONDS: Final = 0.02
+
+
+class _NotAccepted(Exception):
+    """Nothing was done: the engine ended before it accepted the job, or left it to the engine that owns the lake."""
 
 
 def run_job(
@@ -41,21 +63,189 @@ def run_job(
 ) -> dict[str, Any]:
     """Run a job and return its result. Raise its error, or Cancelled after Ctrl-C. Events are passed on this thread."""
     engine = engine or Engine(home)
-    chosen = os.environ.get("HYP_ENGINE", "")
-    if chosen not in ("", "inline"):
-        raise UsageError(f'HYP_ENGINE={chosen} is invalid; set it to "inline" or unset it')
+    connect: Callable[[], JobConnection]
+    match os.environ.get("HYP_ENGINE", ""):
+        case "":
+            connect = partial(ensure_engine, engine, on_event)
+        case "inline":
+            from hypaware.engine import inline
+
+            connect = partial(inline.connect, engine, config)
+        case invalid:
+            raise UsageError(f'HYP_ENGINE={invalid} is invalid; set it to "inline" or unset it')
+    return call_job(home, connect, name, args, on_event)
+
+
+def ensure_engine(engine: Engine, on_event: OnEvent) -> JobConnection:
+    """Return a connection to the engine of this home, and start one if necessary. An engine of another version is
+    asked to stop."""
+    home = engine.home
+    log = launcher.engine_log(home)
+    started: Popen[bytes] | None = None
+    log_start = 0
+    announced = False
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        if found := launcher.connect_engine(home):
+            connection, greeting = found
+            if is_same_version(greeting):
+                return connection
+            with connection:
+                launcher.ask_to_stop(connection)
+        if started is not None and (code := started.poll()) is not None:
+            if code != 0:
+                raise Retryable(
+                    f"the engine failed to start ({'exit code' if code > 0 else 'signal'} {abs(code)}). "
+                    f"The last lines of {log}:\n{launcher.read_log_tail(log, log_start)}",
+                    kind="engine_failed",
+                )
+            started = None  # it was idle
+        if started is None and not found and (lock := try_lock(home.engine_lock, with_pid=False)) is not None:
+            started, log_start = launcher.start_engine_process(engine, lock)
+        if not announced:
+            announced = True
+            on_event({"event": "progress", "message": "starting the engine", "done": None, "total": None})
+        if time.monotonic() > deadline:
+            raise Retryable(
+                f"the engine of {home.root} does not answer and does not end; see {log}",
+                kind="engine_not_answering",
+                repair="hyp engine stop",
+            )
+        time.sleep(_START_POLL_SECONDS)
+
+
+def call_job(
+    home: Home, connect: Callable[[], JobConnection], job: str, args: dict[str, Any], on_event: OnEvent
+) -> dict[str, Any]:
+    """Send a job over a new connection, until an engine accepts it. Return its result or raise its error."""
+    sent_with_it = {"crash_at": os.environ.get("HYP_CRASH_AT"), "run_id": telemetry.dev_run_id()}
     try:
         for _ in range(ATTEMPTS):
-            with suppress(NotAccepted, HandedOver):
-                if chosen == "inline":
-                    from hypaware.engine import inline
-
-                    return inline.run_inline(engine, config, name, args, on_event)
-                with launcher.ensure_engine(engine, on_event) as connection:
-                    return call_job(connection, name, args, on_event)
+            with suppress(_NotAccepted), connect() as connection, _Interrupts(job) as interrupts:
+                try:
+                    connection.send({"type": "job", "job": job, "args": args, **sent_with_it})
+                except ConnectionError:
+                    raise _NotAccepted from None
+                return _receive_result(connection, job, on_event, interrupts)
     except KeyboardInterrupt:
-        raise Cancelled(f"{name} was cancelled") from None
-    raise _never_accepted(home, name)
+        raise Cancelled(f"{job} was cancelled") from None
+    raise Retryable(
+        f"the engine of {home.root} repeatedly ended before it accepted {job}; see {launcher.engine_log(home)}",
+        kind="engine_failed",
+    )
+
+
+def _receive_result(connection: JobConnection, job: str, on_event: OnEvent, interrupts: _Interrupts) -> dict[str, Any]:
+    """Pass on the events of the job until it has ended."""
+    accepted = False
+    while True:
+        try:
+            message = connection.receive(lambda: interrupts.wait(connection.socket))
+            if isinstance(message, bytes):
+                with interrupts.immediately():
+                    on_event(message)
+                continue
+            if message and message["type"] in ("progress", "note"):
+                with interrupts.immediately():
+                    on_event({"event": message.pop("type"), **message})
+                continue
+        except ProtocolError:
+            message = None
+        except BaseException as error:
+            failure = _cancel(connection, interrupts)
+            if isinstance(error, KeyboardInterrupt) and failure is not None:
+                # The job reports what it did before.
+                raise decode_error(failure) from None
+            raise
+        match message or {}:
+            case {"type": "accepted"}:
+                accepted = True
+            case {"type": "result", "result": dict() as result}:
+                return result
+            case dict({"type": "error"}) as failure:
+                raise decode_error(failure)
+            case {"type": "handover"}:
+                raise _NotAccepted
+            case _ if not accepted:
+                raise _NotAccepted
+            case _:
+                raise Retryable(
+                    f"the engine died while running {job}; no acknowledged data is lost, run the command again",
+                    kind="engine_died",
+                )
+
+
+def _cancel(connection: JobConnection, interrupts: _Interrupts) -> Message | None:
+    """Cancel the job and return its error. Keep reading, so that a job that is blocked while sending can end."""
+    deadline = time.monotonic() + CALLER_CANCEL_SECONDS
+    try:
+        connection.send({"type": "cancel"})
+        while True:
+            match connection.receive(lambda: interrupts.wait(connection.socket, deadline)):
+                case dict({"type": "error"}) as failure:
+                    return failure
+                case None | {"type": "result" | "refused" | "handover"}:
+                    return None
+    except (ConnectionError, TimeoutError, ProtocolError):
+        return None
+
+
+class _Interrupts:
+    """Turns Ctrl-C during a call into Cancelled, unless SIGINT is ignored or the call is outside the main thread."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._pipe: tuple[int, int] | None = None
+        self._previous_handler: Any = None
+        self._immediate = False
+
+    def __enter__(self) -> _Interrupts:
+        on_main_thread = threading.current_thread() is threading.main_thread()
+        if on_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            self._pipe = os.pipe()
+            os.set_blocking(self._pipe[0], False)
+            self._previous_handler = signal.signal(signal.SIGINT, lambda *_: self._interrupted())
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self._pipe is not None:
+            signal.signal(signal.SIGINT, self._previous_handler)
+            for end in self._pipe:
+                os.close(end)
+        if isinstance(error, KeyboardInterrupt):
+            raise Cancelled(f"{self._job} was cancelled") from None
+
+    def _interrupted(self) -> None:
+        if self._immediate:
+            raise KeyboardInterrupt
+        assert self._pipe is not None
+        os.write(self._pipe[1], b"\0")
+
+    @contextmanager
+    def immediately(self) -> Iterator[None]:
+        self._immediate = True
+        try:
+            self._raise_pending()
+            yield
+        finally:
+            self._immediate = False
+
+    def wait(self, sock: socket.socket, deadline: float | None = None) -> None:
+        """Wait until the socket is readable. Raise KeyboardInterrupt on Ctrl-C, or TimeoutError at the deadline."""
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        if self._pipe is not None:
+            poll.register(self._pipe[0], select.POLLIN)
+        left = None if deadline is None else 1000 * max(0.0, deadline - time.monotonic())
+        if not poll.poll(left):
+            raise TimeoutError
+        self._raise_pending()
+
+    def _raise_pending(self) -> None:
+        if self._pipe is not None:
+            with suppress(BlockingIOError):
+                os.read(self._pipe[0], 1)
+                raise KeyboardInterrupt
 
 
 def engine_status(home: Home) -> dict[str, Any]:
@@ -81,13 +271,9 @@ def start_engine(
     home: Home, config: Config, on_event: OnEvent = ignore_events, *, engine: Engine | None = None
 ) -> dict[str, Any]:
     """Start the engine if it is not running, and open Spark in it, so that the next job starts fast."""
-    engine = engine or Engine(home)
-    for _ in range(ATTEMPTS):
-        with suppress(NotAccepted):
-            with launcher.ensure_engine(engine, on_event) as connection:
-                call_job(connection, "warm", {}, on_event)
-            return engine_status(home)
-    raise _never_accepted(home, "warm")
+    connect = partial(ensure_engine, engine or Engine(home), on_event)
+    call_job(home, connect, "warm", {}, on_event)
+    return engine_status(home)
 
 
 def stop_engine(home: Home) -> bool:
@@ -113,7 +299,7 @@ def stop_engine(home: Home) -> bool:
                     "runs in another container or on another machine; stop it there",
                     kind="engine_elsewhere",
                 )
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_STOP_POLL_SECONDS)
     return True
 
 
@@ -128,10 +314,3 @@ def _request_stop(home: Home) -> int | None:
     with connection, suppress(ConnectionError):
         connection.send({"type": "stop", "grace": launcher.GRACE_SECONDS})
     return int(greeting["pid"])
-
-
-def _never_accepted(home: Home, job: str) -> Retryable:
-    return Retryable(
-        f"the engine of {home.root} repeatedly ended before it accepted {job}; see {launcher.engine_log(home)}",
-        kind="engine_failed",
-    )

@@ -17,12 +17,10 @@ from contextlib import suppress
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hypaware.engine import launcher
-from hypaware.engine.jobs import OnEvent
 from hypaware.engine.lake_owner import LakeOwner, SparkHandle, on_open_step, start_spark
-from hypaware.engine.launcher import HandedOver, call_job
 from hypaware.engine.protocol import JobConnection, is_same_version
 from hypaware.engine.server import LOG_FORMAT, JobServer, log
 from hypaware.home import Home, durable_files
@@ -44,13 +42,12 @@ class InlineEngine:
         self._server = JobServer(home, jobs, lambda: self.config, self.lake_owner, launcher.engine_log(home))
         self._log = _LogFile(home)
 
-    def run(self, job: str, args: dict[str, Any], on_event: OnEvent) -> dict[str, Any]:
-        """Run a job. Raise HandedOver if it must be sent to the engine instead."""
-        client_end, server_end = socket.socketpair()
-        with JobConnection(client_end) as connection:
-            self._server.attach(server_end)
-            connection.receive()
-            return call_job(connection, job, args, on_event)
+    def connect(self) -> JobConnection:
+        caller_end, server_end = socket.socketpair()
+        self._server.attach(server_end)
+        connection = JobConnection(caller_end)
+        connection.receive()  # the greeting
+        return connection
 
     def close(self) -> None:
         self._server.drain(grace=0.0, cancel_seconds=0.0)
@@ -88,30 +85,24 @@ class _LogFile(logging.FileHandler):
 _current: InlineEngine | None = None
 
 
-def run_inline(
-    engine: launcher.Engine, config: Config, job: str, args: dict[str, Any], on_event: OnEvent
-) -> dict[str, Any]:
-    """Run a job, in the engine of the home if one is running. Close Spark and raise HandedOver if one has started."""
+def connect(engine: launcher.Engine, config: Config) -> JobConnection:
+    """Return a connection to the engine of the home if one is running, otherwise to the job server of this process."""
     global _current
     # An engine would wait forever for a lake that this process owns.
     owns_lake = _current is not None and _current.home == engine.home and _current.lake_owner.owns_lake
     if not owns_lake and (found := launcher.connect_engine(engine.home)) is not None:
         connection, greeting = found
+        if is_same_version(greeting):
+            close_inline()
+            return connection
         with connection:
-            if is_same_version(greeting):
-                close_inline()
-                return call_job(connection, job, args, on_event)
             launcher.ask_to_stop(connection)
     if _current is None or _current.home != engine.home:
         close_inline()
         engine.check()
         _current = InlineEngine(engine.home, config, engine.jobs)
     _current.config = config
-    try:
-        return _current.run(job, args, on_event)
-    except HandedOver:
-        close_inline()
-        raise
+    return _current.connect()
 
 
 def close_inline() -> None:

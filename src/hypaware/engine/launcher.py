@@ -1,4 +1,4 @@
-"""The caller's side of the engine: finds or starts the engine of a home, sends it a job, and waits for the result.
+"""Starts the engine of a home as a process of its own, and connects to it.
 
 The engine's stdout and stderr are in `engine/engine.log`.
 
@@ -9,45 +9,30 @@ leftover file (socket, pid file, lock file) blocks anything.
 
 The engine creates the Unix socket, in the home or, if the path of the home is too long for a socket address, in a
 folder in `/tmp`, which is used only if it is private to this user.
-
-`call_job` sends a request, forwards the events of the job, and returns its result or raises its error. Ctrl-C can
-arrive while a frame is partly read. So the signal handler only writes to a pipe that the caller polls together with the
-socket, and frames are always read completely. Within the caller's `on_event` it interrupts at once. The first Ctrl-C
-cancels the job and waits a short time for its end; the second stops waiting.
-
-@ref engine#jobs
 """
 
 from __future__ import annotations
 
 import os
-import select
-import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from hypaware import telemetry
-from hypaware.engine.jobs import JOBS_MODULE, OnEvent
-from hypaware.engine.protocol import JobConnection, Message, ProtocolError, decode_error, is_same_version
-from hypaware.errors import Cancelled, NotReady, Retryable
+from hypaware.engine.jobs import JOBS_MODULE
+from hypaware.engine.protocol import JobConnection, Message, ProtocolError
+from hypaware.errors import NotReady
 from hypaware.home import Home, cache_dir, durable_files
-from hypaware.home.locks import try_lock
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
-START_SECONDS: Final = 60.0
 GRACE_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 20.0
-CALLER_CANCEL_SECONDS = 5.0
-_POLL_SECONDS: Final = 0.01
 _BACKLOG: Final = 128
 _SOCKET_FOLDER: Final = ("the engine's socket", "engine_socket_unsafe")
 LOG_LIMIT: Final = 8 * 1024 * 1024
@@ -118,54 +103,22 @@ def connect_engine(home: Home) -> tuple[JobConnection, Message] | None:
         return connection, greeting
 
 
-def ensure_engine(engine: Engine, on_event: OnEvent) -> JobConnection:
-    """Return a connection to the engine of this home, and start one if necessary. An engine of another version is
-    asked to stop."""
-    home = engine.home
-    log = engine_log(home)
-    started: Popen[bytes] | None = None
-    log_start = 0
-    announced = False
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        if found := connect_engine(home):
-            connection, greeting = found
-            if is_same_version(greeting):
-                return connection
-            with connection:
-                ask_to_stop(connection)
-        if started is not None and (code := started.poll()) is not None:
-            if code != 0:
-                raise Retryable(
-                    f"the engine failed to start ({'exit code' if code > 0 else 'signal'} {abs(code)}). "
-                    f"The last lines of {log}:\n{_read_tail(log, log_start)}",
-                    kind="engine_failed",
-                )
-            started = None  # it was idle
-        if started is None and not found and (lock := try_lock(home.engine_lock, with_pid=False)) is not None:
-            try:
-                engine.check()
-                command = [sys.executable, "-P", "-m", "hypaware.engine.process", "--home", str(home.root)]
-                command += ["--jobs", engine.jobs, "--lock-fd", str(lock)]
-                started, log_start = start_detached(command, log, LOG_LIMIT, _environment(home), (lock,))
-            finally:
-                os.close(lock)
-        if not announced:
-            announced = True
-            on_event({"event": "progress", "message": "starting the engine", "done": None, "total": None})
-        if time.monotonic() > deadline:
-            raise Retryable(
-                f"the engine of {home.root} does not answer and does not end; see {log}",
-                kind="engine_not_answering",
-                repair="hyp engine stop",
-            )
-        time.sleep(_POLL_SECONDS)
-
-
 def ask_to_stop(connection: JobConnection) -> None:
     """Ask an engine to stop after its running jobs, however long they take."""
     with suppress(ConnectionError):
         connection.send({"type": "stop", "grace": None})
+
+
+def start_engine_process(engine: Engine, lock: int) -> tuple[Popen[bytes], int]:
+    """Start the engine, which takes over the home's lock. Return it and the offset of its output in the log."""
+    try:
+        engine.check()
+        home = engine.home
+        command = [sys.executable, "-P", "-m", "hypaware.engine.process", "--home", str(home.root)]
+        command += ["--jobs", engine.jobs, "--lock-fd", str(lock)]
+        return start_detached(command, engine_log(home), LOG_LIMIT, _environment(home), (lock,))
+    finally:
+        os.close(lock)
 
 
 def start_detached(
@@ -200,7 +153,8 @@ def start_detached(
     return process, log_start
 
 
-def _read_tail(path: Path, start: int) -> str:
+def read_log_tail(path: Path, start: int) -> str:
+    """Return the end of a log from an offset on."""
     with path.open("rb") as log:
         size = log.seek(0, os.SEEK_END)
         log.seek(max(start, size - _LOG_TAIL_BYTES))
@@ -212,132 +166,6 @@ def _environment(home: Home) -> dict[str, str]:
     if path := kept.get("PYTHONPATH"):
         kept["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in path.split(os.pathsep) if part)
     return {**kept, "HYP_HOME": str(home.root)}
-
-
-class NotAccepted(Exception):
-    """The engine ended before it accepted the job. Nothing was done, and the job can be sent again."""
-
-
-class HandedOver(Exception):
-    """Nothing was done here. The job must be sent to the engine that owns the lake."""
-
-
-def call_job(connection: JobConnection, job: str, args: dict[str, Any], on_event: OnEvent) -> dict[str, Any]:
-    crash_at, run_id = os.environ.get("HYP_CRASH_AT"), telemetry.dev_run_id()
-    with _Interrupts(job) as interrupts:
-        try:
-            connection.send({"type": "job", "job": job, "args": args, "crash_at": crash_at, "run_id": run_id})
-        except ConnectionError:
-            raise NotAccepted from None
-        accepted = False
-        while True:
-            try:
-                message = connection.receive(lambda: interrupts.wait(connection.socket))
-                if isinstance(message, bytes):
-                    with interrupts.immediately():
-                        on_event(message)
-                    continue
-                if message and message["type"] in ("progress", "note"):
-                    with interrupts.immediately():
-                        on_event({"event": message.pop("type"), **message})
-                    continue
-            except ProtocolError:
-                message = None
-            except BaseException as error:
-                failure = _cancel(connection, interrupts)
-                if isinstance(error, KeyboardInterrupt) and failure is not None:
-                    # The job reports what it did before.
-                    raise decode_error(failure) from None
-                raise
-            match message or {}:
-                case {"type": "accepted"}:
-                    accepted = True
-                case {"type": "result", "result": dict() as result}:
-                    return result
-                case dict({"type": "error"}) as failure:
-                    raise decode_error(failure)
-                case {"type": "handover"}:
-                    raise HandedOver
-                case _ if not accepted:
-                    raise NotAccepted
-                case _:
-                    raise Retryable(
-                        f"the engine died while running {job}; no acknowledged data is lost, run the command again",
-                        kind="engine_died",
-                    )
-
-
-def _cancel(connection: JobConnection, interrupts: _Interrupts) -> Message | None:
-    """Cancel the job and return its error. Keep reading, so that a job that is blocked while sending can end."""
-    deadline = time.monotonic() + CALLER_CANCEL_SECONDS
-    try:
-        connection.send({"type": "cancel"})
-        while True:
-            match connection.receive(lambda: interrupts.wait(connection.socket, deadline)):
-                case dict({"type": "error"}) as failure:
-                    return failure
-                case None | {"type": "result" | "refused" | "handover"}:
-                    return None
-    except (ConnectionError, TimeoutError, ProtocolError):
-        return None
-
-
-class _Interrupts:
-    """Turns Ctrl-C during a call into Cancelled, unless SIGINT is ignored or the call is outside the main thread."""
-
-    def __init__(self, job: str) -> None:
-        self._job = job
-        self._pipe: tuple[int, int] | None = None
-        self._previous_handler: Any = None
-        self._immediate = False
-
-    def __enter__(self) -> _Interrupts:
-        on_main_thread = threading.current_thread() is threading.main_thread()
-        if on_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            self._pipe = os.pipe()
-            os.set_blocking(self._pipe[0], False)
-            self._previous_handler = signal.signal(signal.SIGINT, lambda *_: self._interrupted())
-        return self
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if self._pipe is not None:
-            signal.signal(signal.SIGINT, self._previous_handler)
-            for end in self._pipe:
-                os.close(end)
-        if isinstance(error, KeyboardInterrupt):
-            raise Cancelled(f"{self._job} was cancelled") from None
-
-    def _interrupted(self) -> None:
-        if self._immediate:
-            raise KeyboardInterrupt
-        assert self._pipe is not None
-        os.write(self._pipe[1], b"\0")
-
-    @contextmanager
-    def immediately(self) -> Iterator[None]:
-        self._immediate = True
-        try:
-            self._raise_pending()
-            yield
-        finally:
-            self._immediate = False
-
-    def wait(self, sock: socket.socket, deadline: float | None = None) -> None:
-        """Wait until the socket is readable. Raise KeyboardInterrupt on Ctrl-C, or TimeoutError at the deadline."""
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        if self._pipe is not None:
-            poll.register(self._pipe[0], select.POLLIN)
-        left = None if deadline is None else 1000 * max(0.0, deadline - time.monotonic())
-        if not poll.poll(left):
-            raise TimeoutError
-        self._raise_pending()
-
-    def _raise_pending(self) -> None:
-        if self._pipe is not None:
-            with suppress(BlockingIOError):
-                os.read(self._pipe[0], 1)
-                raise KeyboardInterrupt
 
 
 def listen_on_socket(home: Home) -> socket.socket:

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -204,7 +205,10 @@ class JobServer:
             while isinstance(message := connection.receive(), dict):
                 match message:
                     case {"type": "job"} if run is None:
-                        run = self._accept(connection, message)
+                        name, run_id = str(message.get("job")), secrets.token_hex(6)
+                        run = JobRun(run_id, name, connection, self.home, self.lake_owner)
+                        thread_name = f"{name} {run_id}"
+                        threading.Thread(target=self._run, args=(run, message), name=thread_name, daemon=True).start()
                     case {"type": "cancel"} if run is not None:
                         self._cancel(run)
                     case {"type": "status"}:
@@ -224,45 +228,24 @@ class JobServer:
                 self._connections.discard(connection)
             connection.close()
 
-    def _accept(self, connection: JobConnection, request: Message) -> JobRun | None:
-        run = JobRun(secrets.token_hex(6), str(request.get("job")), connection, self.home, self.lake_owner)
+    def _run(self, run: JobRun, request: Message) -> None:
+        """Accept a job, run it and send its outcome. Refuse it if the engine is about to end or the caller gave up."""
         self._wait_for_cancelled_tasks()
         with self._changed:
-            if self._ending:
-                connection.send({"type": "refused"})
-                return None
+            if self._ending or run.cancelled.is_set():
+                run.done.set()
+                with suppress(OSError):
+                    run.connection.send({"type": "refused"})
+                return
             self._runs[run.id] = run
         try:
-            connection.send({"type": "accepted", "id": run.id})
-        except OSError:
-            self._forget(run)
-            raise
-        threading.Thread(target=self._run, args=(run, request), name=f"{run.name} {run.id}", daemon=True).start()
-        return run
-
-    def _run(self, run: JobRun, request: Message) -> None:
-        log.info("%s %s started", run.name, run.id)
-        try:
+            run.connection.send({"type": "accepted", "id": run.id})
+            log.info("%s %s started", run.name, run.id)
             try:
                 crash_at = request.get("crash_at")
                 with faults.arm(crash_at), telemetry.use_run_id(request.get("run_id")), track_job():
                     run.config = self._config()
-                    # Modules are imported when the first job arrives. Until then the engine stays small.
-                    jobs = import_module(self._jobs)
-                    job = _BUILT_IN_JOBS.get(run.name) or jobs.JOBS.get(run.name)
-                    embedded_only: Mapping[str, str] = getattr(jobs, "EMBEDDED_ONLY", {})
-                    if job is None:
-                        message = f"the engine has no job {run.name!r}; it may be older than this command"
-                        raise HypError(message, repair="hyp engine stop")
-                    if run.name in embedded_only and find_shared_lake(self.home) is not None:
-                        raise NotReady(
-                            f"{run.name} does not support a shared lake yet (lake.catalog): {embedded_only[run.name]}",
-                            kind="shared_lake_unsupported",
-                        )
-                    if isinstance(job, str):
-                        module, _, attribute = job.partition(":")
-                        with import_lock:
-                            job = getattr(import_module(module), attribute)
+                    job = self._find_job(run.name)
                     if crash_at:
                         faults.check_spec(crash_at)
                     result = job(run, request.get("args") or {})
@@ -280,6 +263,26 @@ class JobServer:
         finally:
             self._forget(run)
             telemetry.flush()
+
+    def _find_job(self, name: str) -> Job:
+        # Modules are imported when the first job arrives. Until then the engine stays small.
+        jobs = import_module(self._jobs)
+        job: Job | str | None = _BUILT_IN_JOBS.get(name) or jobs.JOBS.get(name)
+        if job is None:
+            message = f"the engine has no job {name!r}; it may be older than this command"
+            raise HypError(message, repair="hyp engine stop")
+        embedded_only: Mapping[str, str] = getattr(jobs, "EMBEDDED_ONLY", {})
+        if name in embedded_only and find_shared_lake(self.home) is not None:
+            raise NotReady(
+                f"{name} does not support a shared lake yet (lake.catalog): {embedded_only[name]}",
+                kind="shared_lake_unsupported",
+            )
+        if not isinstance(job, str):
+            return job
+        module, _, attribute = job.partition(":")
+        with import_lock:
+            found: Job = getattr(import_module(module), attribute)
+        return found
 
     def _failure(self, run: JobRun, error: BaseException) -> HypError:
         """Return the error for the caller. Only an unexpected error is logged with its traceback."""

@@ -12,6 +12,7 @@ that this process and its JVM share, so it stays locked while either of them run
 are not locked.
 
 @ref engine#cluster
+@ref engine#pools
 @ref engine#ports
 """
 
@@ -246,6 +247,8 @@ def session_settings(home: Home, scratch: Path, shared: SharedLake | None = None
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.authenticate": "true",
+        # A query need not wait for the tasks of an import, which are in a pool of their own.
+        "spark.scheduler.mode": "FAIR",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # Retained even without a UI; by default a hundred thousand tasks.

@@ -17,9 +17,9 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -30,13 +30,14 @@ from hypaware.config import Config
 from hypaware.engine.jobs import JobContext, import_lock
 from hypaware.errors import Cancelled, HypError
 from hypaware.export import dead_letter_rows, sink_registry, status, stream_destination, stream_locks
-from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, call_sink, describe_error, retry_time
+from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, describe_error, limit_call, retry_time
 from hypaware.export.round import StreamRound
 from hypaware.export.rows import PrivacyGate, RowReader, RowSource, make_gate, missing_chunks, to_chunk
 from hypaware.export.sink import ChunkRefused, DestinationDenied, RangeOverlap, Sink, SparkRunner
 from hypaware.export.status import SinkReport, StreamReport, StreamState, read_stream_states
 from hypaware.lake.read import LakeRowReader, count_rows_between
 from hypaware.spool import reader
+from hypaware.spool.received import open_received
 from hypaware.state import dead_letters, mirror, schema, server_clocks, streams
 from hypaware.state.dead_letters import DeadLetter
 from hypaware.state.home_opener import OpenHome, open_home
@@ -78,7 +79,7 @@ def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         from hypaware.lake.flush import flush_datasets
         from hypaware.lake.lake_recovery import store_incarnation
 
-    sinks = sink_registry.select_sinks(context.config, args.get("sinks") or ())
+    sinks = status.select_sinks(context.config, args.get("sinks") or ())
     opened = open_home(context.home)
     if opened.rebuilt:
         context.note(opened.rebuilt)
@@ -88,10 +89,13 @@ def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         store_incarnation(context, opened.identity)
         options = DeliveryOptions(float(args.get("max_wait", 60.0)), args.get("budget"), bool(args.get("patient")))
         # A patient round leaves rows in the spool that may wait, so that they are delivered under their final ids.
+        objects = open_received(context.home, opened.store)
+        received = objects.list_datasets() if objects else ()
         spooled = [
             dataset
             for dataset in sorted({each for name in sinks for each in context.config.sinks[name].datasets})
             if reader.summarize_spool(context.home, dataset, skip_deferred=options.patient).segments
+            or dataset in received
         ]
         flush_error: HypError | None = None
         try:
@@ -160,11 +164,65 @@ class Driver:
 
     async def deliver(self, name: str) -> SinkReport:
         """Deliver to one sink. Never raises for a failure of the sink; the report has it."""
-        report = SinkReport(name)
-        due: list[StreamState] = []
+        report, due = SinkReport(name), list[StreamState]()
+        store = self.opened.store
+        with self._failure_reported(report, due):
+            due += self._find_due(report)
+            if not due:
+                return report
+            async with self.create_sink(name) as sink:
+                addresses = self._find_addresses()
+                attempts = max(each.stream.attempts if each.stream else 0 for each in due)
+                retries = RetryBudget(self.options.max_wait, attempts)
+                try:
+                    destination = await retries.retry(limit_call()(sink.open))
+                except (DestinationDenied, DeliveryStopped, HypError) as error:
+                    keys = [each.key for each in due]
+                    stream_destination.record_failure(
+                        store, keys, addresses, str(error), retry_time(error), retries.failures
+                    )
+                    raise
+                if destination.clock:
+                    server_clocks.record_server_clock(store, destination.clock)
+                make_round = partial(
+                    StreamRound, self.opened.home, store, self.opened.identity, self.lake, self.gate, sink, destination,
+                    addresses, self.options.max_wait, self.options.budget, asyncio.Semaphore(_CONCURRENT_STREAMS),
+                    self.on_rows,
+                )  # fmt: skip
+                report.streams += await gather_all(make_round(state.key).run() for state in due)
+        return report
+
+    def _find_due(self, report: SinkReport) -> list[StreamState]:
+        """Return the streams of a sink that have something to deliver. The others are added to its report."""
+        now, due = datetime.now(UTC), []
+        for state in read_stream_states(self.opened.home, self.config, self.opened.store, [report.sink]):
+            if state.error:
+                raise state.error
+            due_at = state.due_at(now, config_changed=True) if self.options.patient else None
+            if state.stream and due_at and due_at > now:
+                waiting = f"next attempt at {due_at.isoformat()}: {state.stream.last_error}"
+                skipped = {"kind": "waiting", "message": waiting}
+                report.streams.append(StreamReport(state.key, state.watermark, state.watermark, error=skipped))
+            elif not state.is_idle:
+                due.append(state)
+            elif not state.removed:
+                report.streams.append(StreamReport(state.key, state.watermark, state.watermark))
+        return due
+
+    def _find_addresses(self) -> dict[tuple[str, str], str | None]:
+        addresses: dict[tuple[str, str], str | None] = {}
+        for name, sink_config in self.config.sinks.items():
+            address, _ = status.find_address(self.opened.home, self.config, self.opened.identity, name)
+            addresses |= {(name, dataset): address for dataset in sink_config.datasets}
+        return addresses
+
+    @contextmanager
+    def _failure_reported(self, report: SinkReport, due: list[StreamState]) -> Iterator[None]:
+        """Put the failure of a sink into its report, and measure the delivery."""
+        name = report.sink
         with telemetry.span("sink.tick", component="export", operation="tick", sink=name) as span:
             try:
-                await self._deliver_streams(name, report, due)
+                yield
             except Cancelled:
                 raise
             except Exception as error:
@@ -189,47 +247,6 @@ class Driver:
                             "hyp_sink_lag_rows", each.lag_rows, sink=name, hyp_dataset=dataset, source=source
                         )
             span.status({"ok": "ok", "partial": "degraded", "held": "skipped"}.get(report.status, "failed"))  # type: ignore[arg-type]
-        return report
-
-    async def _deliver_streams(self, name: str, report: SinkReport, due: list[StreamState]) -> None:
-        """Deliver the streams of one sink. Fills `due` with those that have something to deliver."""
-        home, store, now = self.opened.home, self.opened.store, datetime.now(UTC)
-        for state in read_stream_states(home, self.config, store, [name]):
-            if state.error:
-                raise state.error
-            due_at = state.due_at(now, config_changed=True) if self.options.patient else None
-            if state.stream and due_at and due_at > now:
-                waiting = f"next attempt at {due_at.isoformat()}: {state.stream.last_error}"
-                skipped = {"kind": "waiting", "message": waiting}
-                report.streams.append(StreamReport(state.key, state.watermark, state.watermark, error=skipped))
-            elif not state.is_idle:
-                due.append(state)
-            elif not state.removed:
-                report.streams.append(StreamReport(state.key, state.watermark, state.watermark))
-        if not due:
-            return
-        async with self.create_sink(name) as sink:
-            addresses: dict[tuple[str, str], str | None] = {}
-            for other, sink_config in self.config.sinks.items():
-                address, _ = status.find_address(home, self.config, self.opened.identity, other)
-                addresses |= {(other, dataset): address for dataset in sink_config.datasets}
-            attempts = max(each.stream.attempts if each.stream else 0 for each in due)
-            retries = RetryBudget(self.options.max_wait, attempts)
-            try:
-                destination = await retries.retry(lambda: call_sink(sink.open()))
-            except (DestinationDenied, DeliveryStopped, HypError) as error:
-                keys = [each.key for each in due]
-                stream_destination.record_failure(
-                    store, keys, addresses, str(error), retry_time(error), retries.failures
-                )
-                raise
-            if destination.clock:
-                server_clocks.record_server_clock(store, destination.clock)
-            make_round = partial(
-                StreamRound, home, store, self.opened.identity, self.lake, self.gate, sink, destination, addresses,
-                self.options.max_wait, self.options.budget, asyncio.Semaphore(_CONCURRENT_STREAMS), self.on_rows,
-            )  # fmt: skip
-            report.streams += await gather_all(make_round(state.key).run() for state in due)
 
     @asynccontextmanager
     async def create_sink(self, name: str) -> AsyncIterator[Sink]:
@@ -289,7 +306,7 @@ async def replay_letter(driver: Driver, letter_id: str) -> dict[str, Any]:
 async def _send_letter(driver: Driver, sink: Sink, letter: DeadLetter) -> str | None:
     """Send the letter. Returns the reason if it was refused again, None if the destination has it now."""
     retries = RetryBudget(_REPLAY_WAIT_SECONDS)
-    destination = await retries.retry(lambda: call_sink(sink.open()))
+    destination = await retries.retry(limit_call()(sink.open))
     with driver.opened.store.reading() as connection:
         stream = streams.load_stream(connection, letter.key)
         body = dead_letters.load_payload(connection, letter.id)
@@ -298,7 +315,7 @@ async def _send_letter(driver: Driver, sink: Sink, letter: DeadLetter) -> str | 
     planned = PlannedChunk(letter.chunk_id, letter.incarnation, letter.after, letter.last, letter.rows)
     chunk = to_chunk(letter.key, driver.opened.identity, planned)
     rows = letter.rows
-    if not await retries.retry(lambda: call_sink(sink.has_chunk(chunk))):
+    if not await retries.retry(limit_call()(partial(sink.has_chunk, chunk))):
         source = RowSource(driver.lake, driver.gate, sink, letter.key)
         stored = None if body is None else dead_letter_rows.unpack_rows(body)
         prepared = await asyncio.to_thread(source.prepare, letter.after, letter.last, stored=stored)
@@ -309,10 +326,9 @@ async def _send_letter(driver: Driver, sink: Sink, letter: DeadLetter) -> str | 
             )
         if rows:
             acked_to = min(stream.watermark or 0, letter.after)
+            ship = partial(sink.ship, chunk, prepared.payload, acked_to)
             try:
-                await retries.retry(
-                    lambda: call_sink(sink.ship(chunk, prepared.payload, acked_to), ChunkRefused, RangeOverlap)
-                )
+                await retries.retry(limit_call(ChunkRefused, RangeOverlap)(ship))
             except ChunkRefused as reason:
                 again = replace(letter, reason=str(reason), at=schema.utc_now())
                 with driver.opened.store.transaction() as connection:
@@ -348,9 +364,20 @@ class SparkThread:
         result: Future[T] = Future()
         loop = asyncio.new_event_loop()
         task = loop.create_task(coroutine)
+
+        def run_loop() -> None:
+            asyncio.set_event_loop(loop)
+            try:
+                result.set_result(loop.run_until_complete(task))
+            except BaseException as error:
+                result.set_exception(Cancelled("the delivery was cancelled") if task.cancelled() else error)
+            finally:
+                _close_loop(loop)
+                self._work.put(None)
+
         # In the job's context, so that both threads share its telemetry and its crash point.
         run = contextvars.copy_context().run
-        thread = threading.Thread(target=run, args=(self._drive, loop, task, result), name="export", daemon=True)
+        thread = threading.Thread(target=run, args=(run_loop,), name="export", daemon=True)
         thread.start()
         try:
             while True:
@@ -383,18 +410,13 @@ class SparkThread:
         self._work.put(run)
         return asyncio.wrap_future(done)
 
-    def _drive(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], result: Future[T]) -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            result.set_result(loop.run_until_complete(task))
-        except BaseException as error:
-            result.set_exception(Cancelled("the delivery was cancelled") if task.cancelled() else error)
-        finally:
-            if left := asyncio.all_tasks(loop):
-                for each in left:
-                    each.cancel()
-                loop.run_until_complete(asyncio.wait(left))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
-            loop.close()
-            self._work.put(None)
+
+def _close_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel the tasks that are left, wait for them and for the loop's threads, and close the loop."""
+    if left := asyncio.all_tasks(loop):
+        for each in left:
+            each.cancel()
+        loop.run_until_complete(asyncio.wait(left))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()

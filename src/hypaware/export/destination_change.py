@@ -13,7 +13,7 @@ from hypaware.config import Config
 from hypaware.errors import HypError, Retryable
 from hypaware.export import sink_registry
 from hypaware.export.dead_letter_rows import make_letter
-from hypaware.export.status import find_address
+from hypaware.export.status import find_address, select_sinks
 from hypaware.export.stream_locks import lock_streams
 from hypaware.home import Home
 from hypaware.state import dead_letters, flushes, mirror, streams
@@ -109,7 +109,7 @@ def resend(home: Home, config: Config, store: StateStore, sink: str) -> list[Bin
 def _rebind_streams(
     home: Home, config: Config, store: StateStore, sink: str, change: StreamChange, *, recall: bool = False
 ) -> list[BindingChange]:
-    sink_registry.select_sinks(config, [sink])
+    select_sinks(config, [sink])
     with store.reading() as connection:
         identity = load_identity(connection)
     assert identity is not None, "an opened home has an identity"

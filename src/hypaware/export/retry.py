@@ -8,7 +8,8 @@ stream, and the daemon retries then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -45,15 +46,16 @@ class StreamHeld(Exception):
         self.why = why
 
 
-async def call_sink(call: Awaitable[T], *expected: type[Exception]) -> T:
-    """Await a call of a sink; raise only `expected` exceptions, DestinationBusy, -Denied or -Unreachable, and HypError.
+@asynccontextmanager
+async def limit_call(*expected: type[Exception]) -> AsyncIterator[None]:
+    """Guard one call of a sink: it raises only `expected`, DestinationBusy, -Denied or -Unreachable, and HypError.
 
     Any other exception of a plugin says nothing about the chunk, so it counts as DestinationUnreachable; so does a call
-    that never returns.
+    that never returns. Guard nothing but the call: our own errors are not those of the destination.
     """
     try:
         async with asyncio.timeout(_CALL_TIMEOUT):
-            return await call
+            yield
     except expected:
         raise
     except (DestinationBusy, DestinationDenied, DestinationUnreachable, HypError):

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from hypaware import faults, telemetry
 from hypaware.errors import Cancelled, HypError
 from hypaware.export import dead_letter_rows, stream_destination, stream_locks
-from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, call_sink, describe_error, retry_time
+from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, describe_error, limit_call, retry_time
 from hypaware.export.rows import GateReport, PreparedRows, RowSource, cut_chunks, halve_chunk, missing_chunks, to_chunk
 from hypaware.export.sink import ChunkRefused, DestinationDenied, DestinationUnreachable, RangeOverlap
 from hypaware.export.status import StreamReport
@@ -96,14 +97,34 @@ class StreamRound:
     async def run(self) -> StreamReport:
         """Run the round under the stream's lock; wait up to `max_wait` for another round to release it."""
         try:
-            with await stream_locks.acquire_lock(self.home, self.key, self.max_wait):
-                try:
-                    await self._deliver()
-                except Cancelled:
-                    raise
-                except Exception as error:
-                    # An error of a plugin or of a damaged lake does not stop the other streams.
-                    self._record_failure(error)
+            with await stream_locks.acquire_lock(self.home, self.key, self.max_wait), self._failures_recorded():
+                stream = stream_destination.resolve_stream(
+                    self.home, self.store, self.key, self.destination, self.addresses
+                )
+                self._retries.failures = stream.attempts
+                self._report.after = self._report.last = stream.watermark
+                stream_destination.check_binding(self.home, self.store, stream, self.destination)
+                high_water = self._load_high_water()
+                stream = await self._find_watermark(stream, high_water)
+                self._inherited = self._rollback.find_inherited(stream, high_water)
+                end = high_water
+                if self._inherited and not self.sink.drops_known_rows():
+                    end = max(self._inherited[0][0], stream.watermark or 0)
+                finished = 0
+                async with self._next_chunk, self._next_page:
+                    while self.budget is None or finished < self.budget:
+                        async with self.slots:
+                            if not await self._deliver_next(end):
+                                break
+                        finished += 1
+                    else:
+                        self._report.drained = False
+                if end < high_water and self._report.drained:
+                    after, last = self._inherited[0]
+                    count = self.lake.count(self.key.dataset, self.key.source, max(after, end), last)
+                    raise hold_inherited(self.key, count)
+                with self.store.transaction() as connection:
+                    streams.record_success(connection, self.key)
         except Cancelled:
             raise
         except HypError as error:
@@ -111,53 +132,39 @@ class StreamRound:
             return StreamReport(self.key, error=error.as_json())
         return self._report
 
-    def _record_failure(self, error: Exception) -> None:
-        if isinstance(error, StreamHeld):
+    @contextmanager
+    def _failures_recorded(self) -> Iterator[None]:
+        """Record a failure in the report and the stream. An error of a plugin or of a damaged lake does not stop the
+        other streams."""
+        try:
+            yield
+        except Cancelled:
+            raise
+        except StreamHeld as held:
             self._report.held = True
-            self._report.error = {"kind": "held", "message": str(error)}
+            self._report.error = {"kind": "held", "message": str(held)}
             with self.store.transaction() as connection:
-                streams.hold_stream(connection, self.key, error.why, str(error))
-            return
-        self._report.error = describe_error(error, "failed")
-        message, retry_at = self._report.error["message"], retry_time(error)
-        with self.store.transaction() as connection:
-            streams.record_failure(connection, self.key, message, retry_at, self._retries.failures)
+                streams.hold_stream(connection, self.key, held.why, str(held))
+        except Exception as error:
+            self._report.error = describe_error(error, "failed")
+            message, retry_at = self._report.error["message"], retry_time(error)
+            with self.store.transaction() as connection:
+                streams.record_failure(connection, self.key, message, retry_at, self._retries.failures)
 
-    async def _deliver(self) -> None:
-        stream = stream_destination.resolve_stream(self.home, self.store, self.key, self.destination, self.addresses)
-        self._retries.failures = stream.attempts
-        self._report.after = self._report.last = stream.watermark
-        stream_destination.check_binding(self.home, self.store, stream, self.destination)
-        dataset, source = self.key.dataset, self.key.source
+    def _load_high_water(self) -> int:
         with self.store.reading() as connection:
-            high_water = flushes.load_high_water(connection, dataset).get(dataset, {}).get(source, 0)
+            known = flushes.load_high_water(connection, self.key.dataset)
+        return known.get(self.key.dataset, {}).get(self.key.source, 0)
+
+    async def _find_watermark(self, stream: Stream, high_water: int) -> Stream:
+        """Return the stream, after its watermark was read from the destination if the state does not know it."""
         # With a pending intent the watermark has been found before; it rises when the intent is finished.
         if stream.watermark is None and self._load_stream()[1] is None:
-            await self._rollback.require_known_history(stream)
+            await self._rollback.choose_identity(stream, high_water)
             self._report.after = self._report.last = await stream_destination.find_watermark(
                 self.store, self._rows, self.identity, stream, high_water, self._retries
             )
-        self._inherited = self._rollback.find_inherited(self._load_stream()[0], high_water)
-        end = high_water
-        if self._inherited and not self.sink.drops_known_rows():
-            end = max(self._inherited[0][0], self._load_stream()[0].watermark or 0)
-        finished = 0
-        try:
-            while self.budget is None or finished < self.budget:
-                async with self.slots:
-                    if not await self._deliver_next(end):
-                        break
-                finished += 1
-            else:
-                self._report.drained = False
-        finally:
-            await self._next_chunk.close()
-            await self._next_page.close()
-        if end < high_water and self._report.drained:
-            after, last = self._inherited[0]
-            raise hold_inherited(self.key, self.lake.count(self.key.dataset, self.key.source, max(after, end), last))
-        with self.store.transaction() as connection:
-            streams.record_success(connection, self.key)
+        return self._load_stream()[0]
 
     def _load_stream(self) -> tuple[Stream, Intent | None]:
         with self.store.reading() as connection:
@@ -179,7 +186,6 @@ class StreamRound:
                     repair="hyp verify",
                 )
             if watermark < high_water and self._planned_under is None:
-                await self._rollback.require_known_history(stream)
                 self._planned_under = await self._rollback.choose_identity(stream, high_water)
                 stream, _ = self._load_stream()
                 watermark = stream.watermark or 0
@@ -295,7 +301,8 @@ class StreamRound:
                 _before_send()
                 is_fresh = self._is_fresh(chunk) and not self._uncertain
                 shipped = to_chunk(self.key, self.identity, chunk, is_fresh=is_fresh, inherited=self._inherited)
-                sent = await call_sink(self.sink.ship(shipped, rows.payload, acked_to), ChunkRefused, RangeOverlap)
+                async with limit_call(ChunkRefused, RangeOverlap):
+                    sent = await self.sink.ship(shipped, rows.payload, acked_to)
                 _after_answer()
                 return sent
         except ChunkRefused:
@@ -316,7 +323,8 @@ class StreamRound:
             raise
 
     async def _has_chunk(self, chunk: PlannedChunk) -> bool | None:
-        return await call_sink(self.sink.has_chunk(to_chunk(self.key, self.identity, chunk)))
+        async with limit_call():
+            return await self.sink.has_chunk(to_chunk(self.key, self.identity, chunk))
 
     def _is_fresh(self, chunk: PlannedChunk) -> bool:
         """Return whether a destination that has any of the chunk's range contradicts the state."""
@@ -384,6 +392,12 @@ class _WorkAhead(Generic[T]):
             await self.close()
         task, self._task = self._task, None
         return await (task or asyncio.to_thread(work))
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(self, *_failure: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         task, self._task = self._task, None

@@ -5,7 +5,6 @@ Uses no network and imports nothing heavy: whether a round has anything to do is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -18,17 +17,6 @@ from hypaware.errors import ConfigError, HypError
 from hypaware.export.sink import SinkSettings, SinkType, SparkRunner
 from hypaware.home import Home
 from hypaware.home.identity import Identity
-from hypaware.text import did_you_mean
-
-
-def select_sinks(config: Config, names: Iterable[str]) -> list[str]:
-    """Return the named sinks, each once, or all sinks if no name is given. Raises HypError for an unknown name."""
-    selected = list(dict.fromkeys(names)) or list(config.sinks)
-    for name in selected:
-        if name not in config.sinks:
-            hint = did_you_mean(name, list(config.sinks)) if config.sinks else " The config has no sinks."
-            raise HypError(f"unknown sink {name!r}.{hint}", kind="unknown_sink", repair="hyp config show")
-    return selected
 
 
 def sink_address(home: Home, config: Config, identity: Identity, sink: str) -> str:

@@ -1,4 +1,4 @@
-"""The status of every stream, read in one transaction, whether a round has anything to do, and the reports of rounds.
+"""The sinks and streams that a round is for, whether it has anything to do, the status of each stream, and reports.
 
 The streams are those of the config (each sink, its datasets, the sources that the lake has of them) and those that only
 the state still knows. The latter are `removed`: nothing is delivered to them unless the config lists them again.
@@ -23,9 +23,11 @@ from hypaware.export.sink_registry import next_round_at
 from hypaware.home import Home
 from hypaware.home.identity import Identity
 from hypaware.spool import reader
+from hypaware.spool.received import open_received
 from hypaware.state import flushes, snapshot
 from hypaware.state.snapshot import DeliveryRecords
 from hypaware.state.streams import HISTORY_LOST, Stream, StreamKey
+from hypaware.text import did_you_mean
 
 if TYPE_CHECKING:
     from hypaware.export.rows import GateReport
@@ -106,6 +108,16 @@ class StreamState:
             times.append(updated + FAILED_RETRY_DELAY)
         # A record from the future: the clock was set back, so these times cannot be trusted.
         return max(times) if updated <= now else now
+
+
+def select_sinks(config: Config, names: Iterable[str]) -> list[str]:
+    """Return the named sinks, each once, or all sinks if no name is given. Raises HypError for an unknown name."""
+    selected = list(dict.fromkeys(names)) or list(config.sinks)
+    for name in selected:
+        if name not in config.sinks:
+            hint = did_you_mean(name, list(config.sinks)) if config.sinks else " The config has no sinks."
+            raise HypError(f"unknown sink {name!r}.{hint}", kind="unknown_sink", repair="hyp config show")
+    return selected
 
 
 def read_stream_states(
@@ -224,6 +236,8 @@ def find_idle_streams(home: Home, config: Config, store: StateStore, sinks: Sequ
     """Return the streams of the sinks if all are idle, and no row is spooled or in an unfinished flush; else None."""
     datasets = {dataset for sink in sinks for dataset in config.sinks[sink].datasets}
     if any(reader.summarize_spool(home, dataset).segments for dataset in datasets):
+        return None
+    if (objects := open_received(home, store)) and not datasets.isdisjoint(objects.list_datasets()):
         return None
     with store.reading() as connection:
         if any(flush.dataset in datasets for flush in flushes.unfinished_flushes(connection)):

@@ -25,11 +25,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from hypaware import faults
-from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, call_sink
+from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, limit_call
 from hypaware.export.rows import PreparedRows, RowReader, RowSource, cut_chunks
 from hypaware.export.sink import Destination, Sink, StreamCoverage
 from hypaware.export.stream_locks import lock_stream
@@ -211,7 +210,8 @@ async def _query_coverage(
     for epoch in identity.incarnation_ranges():
 
         async def query(incarnation: str = epoch.incarnation) -> StreamCoverage | None:
-            return await call_sink(sink.coverage(key, identity.gateway_id, incarnation))
+            async with limit_call():
+                return await sink.coverage(key, identity.gateway_id, incarnation)
 
         found = await retries.retry(query)
         if found is None:
@@ -248,19 +248,47 @@ class RollbackCheck:
     source: RowSource
     retries: RetryBudget
 
-    async def require_known_history(self, stream: Stream) -> None:
-        """Raise DeliveryStopped, after the home became a new incarnation, if it was rolled back."""
+    async def choose_identity(self, stream: Stream, high_water: int) -> Identity:
+        """Ask the destination whether the home was rolled back. Return the identity under which rows are planned.
+
+        Raises DeliveryStopped, after the home became a new incarnation, if it was rolled back in the meantime, and
+        StreamHeld if only the user can decide.
+        """
         planned = max(stream.planned_to, stream.watermark or 0)
         highest = await self._highest(stream, self.identity.incarnation, planned)
-        if highest is None or highest <= planned:
-            return
-        if await self._highest(stream, new_incarnation(), planned):
-            raise DeliveryStopped(
-                "destination_contradicts",
-                f"the destination reports rows up to {highest} under an incarnation that never existed: it does not "
-                "keep incarnations apart",
-            )
-        raise self.fork(stream, highest)
+        if highest is not None and highest > planned:
+            if await self._highest(stream, new_incarnation(), planned):
+                raise DeliveryStopped(
+                    "destination_contradicts",
+                    f"the destination reports rows up to {highest} under an incarnation that never existed: it does "
+                    "not keep incarnations apart",
+                )
+            raise self.fork(stream, highest)
+        # A missing watermark is found first, under every incarnation.
+        if stream.history in streams.AFTER_ROLLBACK and stream.watermark is not None:
+            return await self._settle_dispute(stream, stream.watermark, high_water)
+        return self.identity
+
+    async def _settle_dispute(self, stream: Stream, watermark: int, high_water: int) -> Identity:
+        """Find out which rows of the old incarnation may have arrived, after the home was rolled back."""
+        key, end = stream.key, min(self.identity.incarnation_ranges()[-1].after, high_water)
+        if watermark < end and self.source.lake.count(key.dataset, key.source, watermark, end):
+            found = [
+                await self._highest(stream, each.incarnation, watermark)
+                for each in self.identity.incarnation_ranges()[:-1]
+                if each.through is not None and each.through > watermark
+            ]
+            arrived = end if None in found else min(end, max((each for each in found if each), default=0))
+            if arrived > max(watermark, min(stream.planned_to, end)):
+                if stream.history == streams.RESEND_DISPUTED or self.source.sink.drops_known_rows():
+                    return self.identity.without_parents()
+                if stream.history == streams.ROLLED_BACK:
+                    raise _hold(stream, watermark, arrived)
+                with self.store.transaction() as connection:
+                    streams.raise_watermark(connection, key, arrived)
+        with self.store.transaction() as connection:
+            streams.set_history(connection, key, streams.NO_HISTORY)
+        return self.identity
 
     def fork(self, stream: Stream, highest: int, sent_to: int | None = None) -> DeliveryStopped:
         """Make the home a new incarnation and return the error that ends the round.
@@ -283,31 +311,6 @@ class RollbackCheck:
             "back to an earlier state, or a copy of it delivered first. It continues as a new incarnation",
             repair="hyp export",
         )
-
-    async def choose_identity(self, stream: Stream, high_water: int) -> Identity:
-        """Return the identity under which the next rows are planned. Raises StreamHeld if only the user can decide."""
-        watermark, fork = stream.watermark or 0, self.identity.incarnation_ranges()[-1].after
-        end = min(fork, high_water)
-        if stream.history not in streams.AFTER_ROLLBACK:
-            return self.identity
-        key = stream.key
-        if watermark < end and self.source.lake.count(key.dataset, key.source, watermark, end):
-            found = [
-                await self._highest(stream, each.incarnation, watermark)
-                for each in self.identity.incarnation_ranges()[:-1]
-                if each.through is not None and each.through > watermark
-            ]
-            arrived = end if None in found else min(end, max((each for each in found if each), default=0))
-            if arrived > max(watermark, min(stream.planned_to, end)):
-                if stream.history == streams.RESEND_DISPUTED or self.source.sink.drops_known_rows():
-                    return self.identity.without_parents()
-                if stream.history == streams.ROLLED_BACK:
-                    raise _hold(stream, watermark, arrived)
-                with self.store.transaction() as connection:
-                    streams.raise_watermark(connection, key, arrived)
-        with self.store.transaction() as connection:
-            streams.set_history(connection, key, streams.NO_HISTORY)
-        return self.identity
 
     def require_keys(self, stream: Stream, rows: PreparedRows) -> None:
         """Raise StreamHeld if disputed rows have no dedupe key: the destination would store them again."""
@@ -333,8 +336,11 @@ class RollbackCheck:
         ]
 
     async def _highest(self, stream: Stream, incarnation: str, above: int) -> int | None:
-        ask = partial(self.source.sink.highest, stream.key, self.identity.gateway_id, incarnation, above)
-        return await self.retries.retry(lambda: call_sink(ask()))
+        async def query() -> int | None:
+            async with limit_call():
+                return await self.source.sink.highest(stream.key, self.identity.gateway_id, incarnation, above)
+
+        return await self.retries.retry(query)
 
 
 def hold_inherited(stream: StreamKey, rows: int) -> StreamHeld:

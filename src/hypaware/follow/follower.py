@@ -33,6 +33,7 @@ from hypaware.home import Home
 from hypaware.model import datasets
 from hypaware.spool.writer import Spool
 from hypaware.state.home_opener import open_home
+from hypaware.state.location import find_machine
 from hypaware.state.store import StateStore
 from hypaware.text import summarize_error
 
@@ -172,7 +173,7 @@ def survey_client(
     for name in entry.provider.datasets:
         if name not in datasets.list_names():
             raise HypError(f"no dataset {name} is registered", kind="dataset_not_registered")
-        context = ImportContext(entry.name, name, request.environment, spool.gateway_id, policy)
+        context = ImportContext(entry.name, name, request.environment, spool.gateway_id, policy, find_machine(home))
         recorders.append(SourceRecorder(spool, store, request, context))
         state = read_import_state(home, entry.name, name)
         dataset = datasets.get(name)

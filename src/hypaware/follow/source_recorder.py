@@ -134,7 +134,7 @@ class SourceRecorder:
         return RecordedSource(recorded, frozenset(report.checkpoint.held))
 
     def _load_checkpoint(self, path: str) -> SourceCheckpoint | None:
-        key = (self.context.provider, self.context.dataset, path)
+        key = (self.context.provider, self.context.dataset, path, self.context.machine)
         with self.store.reading() as connection:
             if flushes.has_pending_checkpoint(connection, *key):
                 raise SourceBusy
@@ -189,7 +189,8 @@ def _make_pin(snapshot: SourceSnapshot) -> SourcePin:
 
 def _empty_checkpoint(context: ImportContext, path: str) -> SourceCheckpoint:
     """Return the checkpoint of a source of which nothing was read."""
-    return SourceCheckpoint(context.provider, context.dataset, path, 0, 0, 0, 0, "", (), False, (), None, None)
+    nothing = (0, 0, 0, 0, "", (), False, (), None, None)
+    return SourceCheckpoint(context.provider, context.dataset, path, *nothing, machine=context.machine)
 
 
 def _raise_failure(report: SourceReport) -> NoReturn:

@@ -22,6 +22,7 @@ import orjson
 from backports import zstd
 
 from hypaware.gateway.exchange import DecodedExchange, Headers, RecordedBody, RecordedExchange, SseEvent
+from hypaware.gateway.senders import list_recorded_headers
 from hypaware.privacy.redact import (
     Redaction,
     map_json,
@@ -68,8 +69,8 @@ def decode_exchange(recording: RecordedExchange, limits: DecompressionLimits | N
         path=path,
         query=query,
         status=recording.status,
-        request_headers=redact_headers(recording.request_headers),
-        response_headers=redact_headers(recording.response_headers),
+        request_headers=redact_headers(recording.request_headers, list_recorded_headers()),
+        response_headers=redact_headers(recording.response_headers, list_recorded_headers()),
         request_bytes=recording.request.size,
         response_bytes=recording.response.size,
         request_text=request.text,

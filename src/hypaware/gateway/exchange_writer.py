@@ -1,6 +1,10 @@
-"""The exchange writer: turns a finished exchange into rows and stores them, on the recorder's thread.
+"""The exchange writer: turns finished exchanges into rows and stores them, on the recorder's thread.
 
-    decode → redact → project → apply the privacy policy → raw row and message rows → spool writer
+    write: decode → redact → project → apply the privacy policy → raw row and message rows
+    store: append the raw rows of all written exchanges, then their native messages, then their fallback messages
+
+`store` appends the rows of many exchanges with one fsync for each of these three. After a crash in between, raw rows
+exist without their messages: `hyp reproject` creates them, and so does the next request of the conversation.
 
 Ids derive from the content of an exchange, so the flush drops rows that arrive twice. `ConversationCache` is cleared
 when rows are lost, so that the next request of each conversation produces them again.
@@ -19,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import chain, repeat
 from typing import Any
 
 import orjson
@@ -32,6 +35,7 @@ from hypaware.gateway.exchange import DecodedExchange, RecordedExchange
 from hypaware.gateway.projection.conversation import ConversationCache
 from hypaware.gateway.projection.projector import Projection, SessionFacts, project_exchange
 from hypaware.gateway.raw_exchanges import StoredParts, build_raw_row
+from hypaware.gateway.senders import list_session_headers
 from hypaware.model.datasets import Row, RowRejected, coerce_row
 from hypaware.model.privacy_class import PrivacyClass
 from hypaware.model.schemas import AI_GATEWAY_EXCHANGES, AI_GATEWAY_MESSAGES
@@ -40,7 +44,6 @@ from hypaware.privacy.redact import Redaction, load_marker_key
 from hypaware.spool.writer import Spool
 
 _BODY_COLUMNS = ("request_body", "response_body", "body_refs")
-_SESSION_HEADERS = ("x-claude-code-session-id", "session-id", "session_id", "thread-id", "conversation_id")
 # A session that was evicted is stored once more if it continues.
 _MAX_SESSIONS = 48
 _MAX_FOLDERS = 512
@@ -50,7 +53,6 @@ _EMPTY_CONTENT = ("block_without_text", "bad_block", "empty_content")
 log = logging.getLogger("hypaware.gateway")
 MAX_ENTRIES = 64
 MAX_BYTES = 4 << 20
-_RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 _after_raw = faults.crash_point("gateway.store.after-raw", "raw exchanges are durable, none of their messages is")
 
 
@@ -86,15 +88,17 @@ class ExchangeWriter:
     ) -> None:
         """`facts` returns what hooks have noted about a session. `on_client_seen` is called for each exchange whose
         client is known."""
-        self._home, self._gateway_id = spool.home, spool.gateway_id
+        self._spool, self._home, self._gateway_id = spool, spool.home, spool.gateway_id
         self._facts = facts
         self._on_client_seen = on_client_seen
         self._conversations, self._parts = ConversationCache(), StoredParts(max_sessions=_MAX_SESSIONS)
         self._folders: OrderedDict[str, str] = OrderedDict()
         self.counts = ExchangeCounts()
-        self._lost_rows = threading.Event()
-        self._writing, self._lock = threading.Lock(), threading.RLock()
-        self._spool_writer = SpoolWriter(spool.append_coerced, self._count_lost)
+        self._waiting: list[ExchangeRows] = []
+        """Written and not stored; at most MAX_ENTRIES, or MAX_BYTES and one more."""
+        self._batches: deque[_Batch] = deque()
+        """What `store` has begun to store."""
+        self._writing = threading.RLock()
         self.update_config(config)
 
     def update_config(self, config: Config) -> None:
@@ -109,21 +113,24 @@ class ExchangeWriter:
             remember=True,
         )
 
-    def stop_retrying(self) -> None:
-        """Give up on rows that cannot be stored at once, because the daemon is stopping."""
-        self._spool_writer.stop_retrying()
-
     def close(self) -> None:
-        """Return when all accepted exchanges are durable."""
-        self._spool_writer.close()
+        """Store the exchanges that wait. Those that the spool cannot take now are lost."""
+        with self._writing:
+            try:
+                self.store()
+            except Retryable as error:
+                lost = sum(len(batch.entries) for batch in self._batches)
+                log.error("could not store %d exchanges: %s", lost, error.message)
+                self._batches.clear()
+                self._count_lost(lost)
 
     def write(self, recording: RecordedExchange) -> None:
-        """Accept an exchange; it is durable a moment later. Blocks while nothing can be stored."""
+        """Turn an exchange into rows; `store` makes them durable. Raise Retryable if the spool takes no rows now."""
         # A gateway that moves to another address has two recorders for a while.
         with self._writing:
-            if self._lost_rows.is_set():
-                self._lost_rows.clear()
-                self._conversations.clear()
+            is_full = len(self._waiting) >= MAX_ENTRIES or sum(each.size for each in self._waiting) >= MAX_BYTES
+            if is_full or self._batches:
+                self.store()
             decoded = decode_exchange(recording)
             redactions: Counter[str] = Counter()
             if self._redaction is not None:
@@ -133,7 +140,7 @@ class ExchangeWriter:
                 if client := projection.client_name or decoded.client_name:
                     self._on_client_seen(client, decoded.ended_at)
                 headers = decoded.request_headers
-                stated = next((headers[name] for name in _SESSION_HEADERS if name in headers), None)
+                stated = next((headers[name] for name in list_session_headers() if name in headers), None)
                 session = projection.session_id or stated
                 cwd = next((row["cwd"] for row in projection.rows if row.get("cwd")), None)
                 if cwd and session:
@@ -144,19 +151,46 @@ class ExchangeWriter:
                         self._folders.popitem(last=False)
                 if self._privacy.decide(cwd, session).privacy_class is PrivacyClass.IGNORE:
                     self._conversations.rollback(projection.changes)
-                    with self._lock:
-                        counts = self.counts
-                        self.counts = replace(counts, ignored=counts.ignored + 1, last_exchange_at=decoded.ended_at)
+                    counts = self.counts
+                    self.counts = replace(counts, ignored=counts.ignored + 1, last_exchange_at=decoded.ended_at)
                     return
                 rows = self._build_rows(decoded, projection, redactions)
             except BaseException:
                 self._conversations.rollback(projection.changes)
                 raise
-            self._spool_writer.add(rows)
+            self._waiting.append(rows)
+
+    def store(self) -> None:
+        """Store the rows of all written exchanges. An exchange that fails for a reason of its own is lost and counted.
+
+        Raise Retryable if the spool cannot take rows (a full disk). The next call continues from there, so that nothing
+        is stored twice.
+        """
+        with self._writing:
+            if self._waiting:
+                self._batches.append(_Batch(self._waiting, self._spool.append_coerced))
+                self._waiting = []
+            while self._batches:
+                batch = self._batches[0]
+                try:
+                    while batch.steps:
+                        batch.steps[0]()
+                        batch.steps.popleft()
+                    for entry in batch.entries:
+                        entry.on_stored()
+                except Retryable:
+                    raise
+                except Exception as error:
+                    if len(batch.entries) > 1:
+                        self._batches += [_Batch([entry], self._spool.append_coerced) for entry in batch.entries]
+                    else:
+                        # The error's text may quote the exchange, so only its type is logged.
+                        log.error("could not store an exchange: %s", type(error).__name__)
+                        self._count_lost(1)
+                self._batches.popleft()
 
     def _build_rows(self, decoded: DecodedExchange, projection: Projection, redactions: Counter[str]) -> ExchangeRows:
-        with self._lock:
-            raw = build_raw_row(decoded, projection, self._parts)
+        raw = build_raw_row(decoded, projection, self._parts)
         is_complete = True
         try:
             row = coerce_row(AI_GATEWAY_EXCHANGES, raw.row, self._gateway_id)
@@ -168,30 +202,28 @@ class ExchangeWriter:
             log.warning("exchange %s: a message that does not fit will be rejected: %s", decoded.exchange_id, column)
 
         def on_stored() -> None:
-            with self._lock:
-                if is_complete:
-                    self._parts.add(raw)
-                counts = self.counts
-                unknown, without_row = _add_skipped(counts, projection.skipped)
-                self.counts = replace(
-                    counts,
-                    recorded=counts.recorded + 1,
-                    rows=counts.rows + len(native) + len(fallback),
-                    rejected_rows=counts.rejected_rows + len(rejected),
-                    unreachable=counts.unreachable + (decoded.error == "upstream_down"),
-                    unknown=unknown,
-                    without_row=without_row,
-                    redacted=dict(Counter(counts.redacted) + redactions),
-                    last_exchange_at=decoded.ended_at,
-                )
+            if is_complete:
+                self._parts.add(raw)
+            counts = self.counts
+            unknown, without_row = _add_skipped(counts, projection.skipped)
+            self.counts = replace(
+                counts,
+                recorded=counts.recorded + 1,
+                rows=counts.rows + len(native) + len(fallback),
+                rejected_rows=counts.rejected_rows + len(rejected),
+                unreachable=counts.unreachable + (decoded.error == "upstream_down"),
+                unknown=unknown,
+                without_row=without_row,
+                redacted=dict(Counter(counts.redacted) + redactions),
+                last_exchange_at=decoded.ended_at,
+            )
 
         size = sum(len(text) for text in (decoded.request_text, decoded.response_text) if text)
         return ExchangeRows(row, native, fallback, size, on_stored)
 
-    def _count_lost(self) -> None:
-        self._lost_rows.set()
-        with self._lock:
-            self.counts = replace(self.counts, lost=self.counts.lost + 1)
+    def _count_lost(self, lost: int) -> None:
+        self._conversations.clear()
+        self.counts = replace(self.counts, lost=self.counts.lost + lost)
 
 
 def _add_skipped(counts: ExchangeCounts, skipped: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
@@ -259,104 +291,22 @@ class ExchangeRows:
     size: int
     """Approximate size in memory, in bytes."""
     on_stored: Callable[[], None]
-    """Called on the writer's thread when all rows are durable."""
+    """Called when all rows are durable."""
 
 
-class SpoolWriter:
-    """A thread that appends the rows of many exchanges to the spool with one fsync.
+class _Batch:
+    """Exchanges whose rows are appended together, and the steps of it that remain to be done."""
 
-    `add` queues an exchange and returns; it blocks while the queue is full. The thread takes everything that is queued
-    and appends it in this order: the raw exchanges, their native messages, their fallback messages.
-
-    After a crash in between, raw rows exist without their messages: `hyp reproject` creates them, and so does the next
-    request of the conversation. While the spool cannot accept rows (a full disk), the same batch is tried again without
-    storing any part of it twice. An exchange that fails for a reason of its own is lost and counted.
-    """
-
-    def __init__(
-        self,
-        append: Callable[..., int],
-        on_lost: Callable[[], None],
-        retry_seconds: Sequence[float] = _RETRY_SECONDS,
-    ) -> None:
-        """`append` is `Spool.append_coerced`; `on_lost` is called for each exchange that will never be stored."""
-        self._append = append
-        self._on_lost = on_lost
-        self._retry_seconds = retry_seconds
-        self._queue: deque[ExchangeRows] = deque()
-        self._bytes = 0
-        self._change = threading.Condition()
-        self._no_retries = threading.Event()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
-        self._thread.start()
-
-    def add(self, entry: ExchangeRows) -> None:
-        with self._change:
-            self._change.wait_for(
-                lambda: not self._queue or (len(self._queue) < MAX_ENTRIES and self._bytes + entry.size <= MAX_BYTES)
-            )
-            self._queue.append(entry)
-            self._bytes += entry.size
-            self._change.notify_all()
-
-    def stop_retrying(self) -> None:
-        self._no_retries.set()
-
-    def close(self) -> None:
-        """Return when everything that was added is durable or given up."""
-        self.stop_retrying()
-        with self._change:
-            self._closed = True
-            self._change.notify_all()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._change:
-                self._change.wait_for(lambda: self._queue or self._closed)
-                batch, self._bytes = list(self._queue), 0
-                self._queue.clear()
-                self._change.notify_all()
-            if not batch:
-                return
-            attempts = [batch]
-            for entries in attempts:
-                try:
-                    self._store(entries)
-                except Exception as error:
-                    if len(entries) > 1:
-                        attempts += [[entry] for entry in entries]
-                        continue
-                    # The error's text may quote the exchange, so only its type is logged.
-                    log.error("could not store an exchange: %s", type(error).__name__)
-                    self._on_lost()
-
-    def _store(self, batch: Sequence[ExchangeRows]) -> None:
-        raws = [entry.raw for entry in batch]
-        native = [row for entry in batch for row in entry.native_rows]
-        fallback = [row for entry in batch for row in entry.fallback_rows]
-        messages, append = AI_GATEWAY_MESSAGES.name, self._append
-        steps: deque[Callable[[], object]] = deque(
+    def __init__(self, entries: Sequence[ExchangeRows], append: Callable[..., int]) -> None:
+        self.entries = entries
+        raws = [entry.raw for entry in entries]
+        native = [row for entry in entries for row in entry.native_rows]
+        fallback = [row for entry in entries for row in entry.fallback_rows]
+        self.steps: deque[Callable[[], object]] = deque(
             (
                 lambda: append(AI_GATEWAY_EXCHANGES.name, raws),
                 _after_raw,
-                lambda: append(messages, native),
-                lambda: append(messages, fallback, deferrable=True),
+                lambda: append(AI_GATEWAY_MESSAGES.name, native),
+                lambda: append(AI_GATEWAY_MESSAGES.name, fallback, deferrable=True),
             )
         )
-        for wait in chain(self._retry_seconds, repeat(self._retry_seconds[-1])):
-            # An attempt that began before the stop request is not the last one: there may be room by now.
-            is_last = self._no_retries.is_set()
-            try:
-                while steps:
-                    steps[0]()
-                    steps.popleft()
-                break
-            except Retryable as error:
-                if is_last:
-                    raise
-                log.warning("cannot store %d exchanges, trying again: %s", len(batch), error.message)
-                self._no_retries.wait(wait)
-        for entry in batch:
-            entry.on_stored()

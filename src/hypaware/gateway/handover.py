@@ -25,7 +25,6 @@ from urllib.parse import urlsplit
 
 from hypaware import __version__
 from hypaware.errors import NotReady
-from hypaware.gateway import routes
 from hypaware.home import Home, durable_files, locks
 
 HEALTH_PATH = "/_hypaware/health"
@@ -87,6 +86,8 @@ class HeldSocket:
     def ensure_fallback(self) -> bool:
         """Start the fallback if a client is attached and none is running; return whether it was started."""
         if self._control is None:
+            from hypaware.gateway import routes
+
             if not routes.has_attached_client(self._home):
                 return False
         elif _is_open(self._control):
@@ -113,6 +114,8 @@ class HeldSocket:
 
 def open_address(home: Home, listen: str) -> HeldSocket:
     """Acquire the socket if a client is attached or the fallback runs; otherwise open the address directly."""
+    from hypaware.gateway import routes
+
     if not routes.has_attached_client(home):
         control = _connect_control(home)
         if control is None:

@@ -2,8 +2,9 @@
 
 An `ExchangeCapture` is one running exchange: the event loop adds bytes to its two buffers and never blocks. When it
 ends, it becomes a `RecordedExchange`, waits in a bounded queue and goes to the exchange handler on a single thread. If
-the queue is full, the exchange is dropped, counted and reported; streams never wait. If the handler raises `Retryable`
-(a full disk), the same exchange is tried again until the recorder stops. Any other error concerns this exchange alone.
+the queue is full, the exchange is dropped, counted and reported; streams never wait. When no other exchange waits, the
+recorder asks the handler's owner to store what it was given, so that a burst of exchanges shares its fsyncs. If either
+raises `Retryable` (a full disk), it is tried again until the recorder stops. Any other error concerns one exchange.
 
 Small bodies stay in memory. Above `RecorderLimits.in_memory` a `BodyBuffer` moves its bytes to a file in the spill
 directory (directory 0700, file 0600, random name), which a single thread writes. If the memory that all buffers share
@@ -39,8 +40,8 @@ _SPILL_SUFFIX = ".spill"
 _LOW_MEMORY_LIMIT = 16 << 10
 _BYTES_BETWEEN_TRIMS = 16 << 20
 ExchangeHandler = Callable[[RecordedExchange], None]
-"""Returns when the exchange is durable or handed to the spool writer. The handler reads the bodies while it runs; their
-files are deleted afterwards."""
+"""Reads the bodies while it runs; their files are deleted afterwards. The exchange may become durable later: when the
+recorder calls `store`."""
 _before_keep = faults.crash_point("gateway.keep.before-keep", "an exchange has ended; nothing of it is stored")
 _after_keep = faults.crash_point(
     "gateway.keep.after-keep", "the exchange was handed on; its spilled bodies still exist"
@@ -134,9 +135,16 @@ class ExchangeCapture:
 
 class Recorder:
     def __init__(
-        self, handle_exchange: ExchangeHandler, spill_dir: Path, *, limits: RecorderLimits | None = None
+        self,
+        handle_exchange: ExchangeHandler,
+        spill_dir: Path,
+        *,
+        store: Callable[[], None] = lambda: None,
+        limits: RecorderLimits | None = None,
     ) -> None:
+        """`store` makes the exchanges durable that the handler was given."""
         self._handle_exchange = handle_exchange
+        self._store = store
         self.limits = limits or RecorderLimits()
         self.spill = SpillDirectory(spill_dir, self.limits)
         self.queue: queue.Queue[tuple[RecordedExchange, ExchangeCapture] | None] = queue.Queue()
@@ -150,7 +158,7 @@ class Recorder:
         self._thread.start()
 
     def stop(self) -> None:
-        """Block until every finished exchange is stored. Captures that are still running are discarded."""
+        """Block until every finished exchange is stored or given up. Captures that are still running are discarded."""
         self.spill.stop()
         self._stopping.set()
         self.queue.put(None)
@@ -162,36 +170,44 @@ class Recorder:
         while (item := self.queue.get()) is not None:
             recording, capture = item
             processed += recording.request.size + recording.response.size
+            complete = recording.request.complete and recording.response.complete
+            _before_keep()
             try:
-                self._store(recording)
+                if self._attempt(partial(self._handle_exchange, recording)):
+                    self.count("kept", *(() if complete else ("incomplete",)))
+                    _after_keep()
+                else:
+                    self.count("failed")
             finally:
                 _release(recording, capture)
             # Free them before waiting for the next exchange.
             del item, recording, capture
+            if self.queue.empty():
+                self._attempt(self._store)
             # glibc keeps memory that a thread has freed. After a day of large bodies a small process would stay large.
             if trim is not None and processed >= _BYTES_BETWEEN_TRIMS:
                 processed = 0
                 trim(0)
+        self._attempt(self._store)
 
-    def _store(self, recording: RecordedExchange) -> None:
-        _before_keep()
+    def _attempt(self, step: Callable[[], None]) -> bool:
+        """Return whether the step succeeded. A temporary error is retried until the recorder stops."""
         for wait in chain(_RETRY_SECONDS, repeat(_RETRY_SECONDS[-1])):
+            # An attempt that began before the recorder stopped is not the last one: there may be room by now.
+            is_last = self._stopping.is_set()
             try:
-                self._handle_exchange(recording)
+                step()
+                return True
             except Retryable as error:
-                log.warning("cannot store an exchange, trying again: %s", error.message)
+                if is_last:
+                    break
+                log.warning("cannot store exchanges, trying again: %s", error.message)
             except Exception as error:
                 # The error's text may quote the exchange, so only its type is logged.
                 log.error("could not store an exchange: %s", type(error).__name__)
                 break
-            else:
-                complete = recording.request.complete and recording.response.complete
-                self.count("kept", *(() if complete else ("incomplete",)))
-                _after_keep()
-                return
-            if self._stopping.wait(wait):
-                break
-        self.count("failed")
+            self._stopping.wait(wait)
+        return False
 
     def count(self, *names: str) -> None:
         with self._lock:

@@ -1,9 +1,9 @@
 """Routes: the upstream of a request, chosen by its path alone, and how to reach it.
 
-Claude Code and Codex both use paths under `/v1`, so each has a mark, the first segment of the path, which attach writes
-into its base URL: `CLAUDE_BASE` (ANTHROPIC_BASE_URL), `CODEX_BASE` (base_url with an API key) or `CODEX_CHATGPT_BASE`
-(with a ChatGPT login). The mark identifies the client and is removed before routing; providers never see it. A request
-without a mark is accepted too, and its path decides.
+Clients use the same paths, such as those under `/v1`, so each has a mark, its name as the first segment of the path,
+which attach writes into its base URL. The mark identifies the client and is removed before routing; providers never see
+it. A request without a mark is accepted too, and its path decides. What a client declares (`ClientTraffic`) gives its
+upstreams, and aliases for paths under its mark. With those of Claude Code and Codex:
 
     /claude/v1/messages              → https://api.anthropic.com/v1/messages
     /codex/v1/responses              → https://api.openai.com/v1/responses
@@ -37,12 +37,14 @@ import ssl
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from hypaware.clients.attach import left_upstream_path
 from hypaware.errors import NotReady
+from hypaware.gateway.senders import list_traffic
 from hypaware.home import Home
 
 if TYPE_CHECKING:
@@ -50,9 +52,6 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 20.0
 _DETACHED_SECONDS = 7 * 86_400.0
-_CHATGPT = "/chatgpt/"
-"""Stands for /backend-api/ in a base URL of Codex."""
-_PROVIDERS = {"claude": "anthropic", "codex": "openai"}
 
 
 @dataclass(frozen=True)
@@ -76,34 +75,28 @@ class RouteMatch:
     """With the query, as the client sent it, but without the mark and a stripped prefix: the provider's own path."""
 
 
-def _anthropic(prefix: str) -> Route:
-    return Route("anthropic", prefix, "https://api.anthropic.com", "anthropic", client="claude")
-
-
-def _openai(prefix: str) -> Route:
-    return Route("openai", prefix, "https://api.openai.com", "openai", client="codex")
-
-
-# The first route of a client is also the default for paths under its mark.
-PRESETS: dict[str, tuple[Route, ...]] = {
-    "claude": (_anthropic("/v1"), _anthropic("/v1/messages"), _anthropic("/api")),
-    "codex": (
-        _openai("/v1"),
-        _openai("/v1/responses"),
-        _openai("/v1/chat/completions"),
-        Route("chatgpt", "/backend-api", "https://chatgpt.com", "openai", client="codex"),
-    ),
-}
+@cache
+def list_presets() -> Mapping[str, tuple[Route, ...]]:
+    """Return the routes to the own upstreams of each client; the first one is also the default under its mark."""
+    return {
+        client: tuple(
+            Route(each.name, prefix, each.base_url, each.provider, client=client)
+            for each in traffic.upstreams
+            for prefix in each.path_prefixes
+        )
+        for client, traffic in list_traffic().items()
+    }
 
 
 class Routes:
     def __init__(
         self,
         upstreams: Sequence[UpstreamConfig | Route],
-        recorded: Collection[str] = tuple(PRESETS),
+        recorded: Collection[str] | None = None,
         allowed_hosts: Collection[str] = (),
     ) -> None:
-        """`recorded` names the enabled clients. Other clients are served but not recorded."""
+        """`recorded` names the enabled clients, None all of them. Other clients are served but not recorded."""
+        self._own = list_presets()
         self._configured = tuple(
             Route(
                 each.name,
@@ -115,10 +108,10 @@ class Routes:
             for each in upstreams
         )
         self._allowed_hosts = frozenset(allowed_hosts)
-        self._recorded = frozenset(recorded)
+        self._recorded = frozenset(self._own if recorded is None else recorded)
         # If two clients share a prefix, a request without a mark more likely comes from a recorded one.
-        by_likelihood = sorted(PRESETS, key=lambda client: client not in self._recorded)
-        self._presets = tuple(route for client in by_likelihood for route in PRESETS[client])
+        by_likelihood = sorted(self._own, key=lambda client: client not in self._recorded)
+        self._presets = tuple(route for client in by_likelihood for route in self._own[client])
 
     def all(self) -> tuple[Route, ...]:
         return self._configured + self._presets
@@ -156,9 +149,9 @@ class Routes:
         if route is None:
             path, route = rest, _longest_match(self._configured, rest)
         if route is None:
-            route = _longest_match(PRESETS[client] if client else self._presets, rest)
+            route = _longest_match(self._own[client] if client else self._presets, rest)
         if route is None and client:
-            route = PRESETS[client][0]
+            route = self._own[client][0]
         if route is None:
             return None
         client = client or route.client
@@ -177,11 +170,13 @@ def _without_user(url: str) -> str:
 def _split_mark(path: str) -> tuple[str | None, str]:
     """Return the client whose mark the path has, and the path without it."""
     first, slash, rest = path[1:].partition("/")
-    if first not in PRESETS:
+    traffic = list_traffic().get(first)
+    if traffic is None:
         return None, path
     path = slash + rest or "/"
-    if first == "codex" and path.startswith(_CHATGPT):
-        path = "/backend-api/" + path.removeprefix(_CHATGPT)
+    for alias, beginning in traffic.aliases.items():
+        if path.startswith(alias):
+            return first, beginning + path.removeprefix(alias)
     return first, path
 
 
@@ -207,7 +202,8 @@ def read_custom_upstreams(home: Home) -> tuple[Route, ...]:
             record = json.loads(path.read_bytes())
             client, upstream = record["client"], record["upstream"]
             if upstream:
-                provider = _PROVIDERS.get(client, client)
+                own = list_presets().get(client)
+                provider = own[0].provider if own else client
                 upstreams.append(
                     Route(f"{client}-own", upstream["path_prefix"], upstream["base_url"], provider, strip_prefix=True)
                 )

@@ -1,6 +1,7 @@
 """The gateway server: listens on the local address that the clients use in place of their providers.
 
-    gateway = GatewayServer("127.0.0.1:18521", Routes(config.gateway.upstreams), writer.write, spill_dir)
+    routes = Routes(config.gateway.upstreams)
+    gateway = GatewayServer("127.0.0.1:18521", routes, writer.write, spill_dir, store=writer.store)
     host, port = await gateway.start()
     await gateway.stop_listening()          # another process may use the address from here on
     await gateway.stop(grace=10)
@@ -49,6 +50,7 @@ class GatewayServer:
         handle_exchange: ExchangeHandler,
         spill_dir: Path,
         *,
+        store: Callable[[], None] = lambda: None,
         tls: ssl.SSLContext | None = None,
         environment: Mapping[str, str] = os.environ,
         limits: RecorderLimits | None = None,
@@ -58,8 +60,9 @@ class GatewayServer:
         """Create a gateway that does not listen yet.
 
         `listen` is an address or a socket that already listens. `spill_dir` holds spilled bodies and belongs to this
-        gateway alone. `tls` verifies the upstreams. `report_overhead` receives the milliseconds that the gateway added
-        to an exchange. `local_pages` maps paths to functions whose result the gateway returns as JSON.
+        gateway alone. `store` makes the handled exchanges durable. `tls` verifies the upstreams. `report_overhead`
+        receives the milliseconds that the gateway added to an exchange. `local_pages` maps paths to functions whose
+        result the gateway returns as JSON.
         """
         self._socket = listen if isinstance(listen, socket.socket) else None
         if isinstance(listen, socket.socket):
@@ -68,7 +71,7 @@ class GatewayServer:
             host, _, port = listen.rpartition(":")
             self._host, self._port = host.strip("[]"), int(port)
         self._routes = routes
-        self._recorder = Recorder(handle_exchange, spill_dir, limits=limits)
+        self._recorder = Recorder(handle_exchange, spill_dir, store=store, limits=limits)
         self._proxy = ReverseProxy(self._recorder, report_overhead, local_pages)
         self._tls = tls
         self._environment = environment

@@ -66,7 +66,7 @@ class Home:
     lake_owner = _Below("run/lake.owner")
     """Names the process that holds `lake_lock`, for messages only."""
     sources_lock = _Below("run/sources.lock")
-    """Locked (flock) by whoever reads sources of history and changes their checkpoints."""
+    """Locked (flock) by the process that reads sources of history and changes their checkpoints."""
     engine_lock = _Below("run/engine.lock")
     """Locked (flock) by the engine process for its whole lifetime."""
 

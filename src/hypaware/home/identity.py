@@ -4,6 +4,9 @@ A home is unchanged if its path, its inode and its machine are the same. With th
 moved. With another inode, or on another machine, it is a copy. A home gets a new `incarnation` when its history may
 have forked (it was copied or rolled back, or its state was rebuilt), so that deliveries of the two are never confused.
 
+The homes of a shared lake have one identity. Each of them is a *member*: the gateway id of its rows is that of the
+lake, a dot, and the key of the member, a hash of its machine and its path.
+
 @ref homes#identity
 """
 
@@ -26,6 +29,9 @@ from typing import Any
 
 # FS_IOC_GETVERSION: the generation of an inode number, which NFS servers use to detect stale handles.
 _GET_VERSION = 0x80087601
+# Between the gateway id of a shared lake and the key of a member. Ids that we make up have none.
+OF_MEMBER = "."
+_MEMBER_KEY_DIGITS = 12
 # The inode recorded in a backup, so that a home restored from it always counts as a copy.
 NO_INODE = 0
 
@@ -68,6 +74,10 @@ class Identity:
     def is_shared(self) -> bool:
         """Whether this is the identity of a shared lake, which belongs to no folder."""
         return not self.home_path
+
+    def gateway_of_rows(self, root: Path) -> str:
+        """Return the gateway id of rows that are recorded in this home."""
+        return f"{self.gateway_id}{OF_MEMBER}{member_key(root)}" if self.is_shared else self.gateway_id
 
     def as_shared(self) -> Identity:
         return replace(self, machine_id="", home_path="", home_inode=NO_INODE, home_born=None)
@@ -160,6 +170,24 @@ def pad_forks(forks: Any, parents: tuple[str, ...]) -> tuple[int, ...]:
     """Return one fork for each parent: 0, an empty range, for parents whose last sequence was not recorded."""
     held = [int(fork) for fork in forks][-len(parents) :] if parents else []
     return (*[0] * (len(parents) - len(held)), *held)
+
+
+def is_own_gateway(gateway_id: str | None, own: str) -> bool:
+    """Return whether rows of a gateway belong to the home with the gateway id `own`, or to a member of its lake."""
+    return gateway_id == own or (gateway_id is not None and gateway_id.startswith(f"{own}{OF_MEMBER}"))
+
+
+def is_member_id(gateway_id: str) -> bool:
+    """Return whether the id has the form of a member's. Nobody may claim one, because its rows count as the lake's."""
+    return re.fullmatch(rf".*{re.escape(OF_MEMBER)}[0-9a-f]{{{_MEMBER_KEY_DIGITS}}}", gateway_id) is not None
+
+
+def member_key(root: Path) -> str:
+    """Return the key of a home among those that share its lake."""
+    import hashlib  # loads OpenSSL, and few commands need it
+
+    named = f"{machine_id()}\0{root.resolve()}".encode("utf-8", "surrogateescape")
+    return hashlib.sha256(named).hexdigest()[:_MEMBER_KEY_DIGITS]
 
 
 @cache

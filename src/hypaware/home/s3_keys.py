@@ -1,7 +1,7 @@
 """The keys and the region of S3, as the AWS tools find them. No message contains a key.
 
 The order is: `AWS_ACCESS_KEY_ID` and its companions; the profile (`AWS_PROFILE`, otherwise `default`) in the files of
-the AWS tools, if it holds keys; the identity of the machine. The client finds the first and the last by itself.
+the AWS tools, if it holds keys; the identity of the machine. The client finds the first and the last without help.
 """
 
 from __future__ import annotations

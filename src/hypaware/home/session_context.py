@@ -60,6 +60,12 @@ def all_session_columns(root: Path) -> SessionColumns:
     return found
 
 
+def find_session_columns(root: Path, session_id: str) -> Mapping[str, str]:
+    """Return the columns of one session, whichever client it is of."""
+    found = (file.columns[session_id] for file in _read_files(root) if session_id in file.columns)
+    return next(found, {})
+
+
 def started_folders(home: Home) -> Mapping[str, str]:
     """Return session → the folder in which it was started."""
     found: dict[str, str] = {}

@@ -208,6 +208,11 @@ def arrow_source(path: Path) -> Any:
     return path.open("rb") if isinstance(path, ObjectPath) else path
 
 
+def open_whole(path: Path) -> IO[bytes]:
+    """Open a file, or an object whose bytes are all read now: lines are read in blocks, too small for requests."""
+    return io.BytesIO(path.read_bytes()) if isinstance(path, ObjectPath) else open(path, "rb")
+
+
 def spool_object() -> IO[bytes]:
     """Return a temporary file without a name for the bytes of a new object (`put_file`), which may be large."""
     return tempfile.TemporaryFile()

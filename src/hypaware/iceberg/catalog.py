@@ -108,13 +108,11 @@ def _connected(shared: SharedLake) -> Iterator[psycopg.Connection[Any]]:
     """Yield this thread's connection for reading. It is used again unless an error occurs."""
     held = getattr(_idle, "connection", None)
     _idle.connection = None
-    connection = held[2] if held is not None and held[:2] == (os.getpid(), shared) else None
-    if connection is not None:
-        import psycopg
-
-        try:
-            connection.execute("SELECT 1")
-        except psycopg.Error:
+    connection = None
+    # After a fork, the connection belongs to the parent process: closing it here would end the parent's session.
+    if held is not None and held[0] == os.getpid():
+        connection = held[2]
+        if held[1] != shared or not _is_alive(connection):
             connection.close()
             connection = None
     connection = connection or connect_shared(shared)
@@ -125,6 +123,16 @@ def _connected(shared: SharedLake) -> Iterator[psycopg.Connection[Any]]:
             connection.close()
         raise
     _idle.connection = os.getpid(), shared, connection
+
+
+def _is_alive(connection: psycopg.Connection[Any]) -> bool:
+    import psycopg
+
+    try:
+        connection.execute("SELECT 1")
+    except psycopg.Error:
+        return False
+    return True
 
 
 def _execute_on(connection: psycopg.Connection[Any]) -> Execute:

@@ -1,4 +1,4 @@
-"""Build the index in the background, and tell how far it is.
+"""Build the index in the background, and report its progress.
 
 The builder is a process of its own that holds `run/index-build.lock` and refreshes the index in steps, newest rows
 first. The daemon starts it after each commit, and a reading command if too many rows are missing to add them itself. It

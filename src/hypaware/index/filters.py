@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, time, timedelta
 from functools import lru_cache
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo
@@ -148,25 +149,19 @@ def to_text(moment: int | None) -> str | None:
 def format_moments(moments: Sequence[int | None], zone: ZoneInfo) -> list[str]:
     """Return moments as ISO 8601 text to the second, in the time zone; a dash for none."""
     known = [moment for moment in moments if moment is not None]
-    if not known or min(known) < _FIRST_REGULAR:
+    if len(known) < len(moments) or min(known, default=0) < _FIRST_REGULAR:
         return [
             "-" if each is None else to_datetime(each).astimezone(zone).isoformat(timespec="seconds")
             for each in moments
         ]
-    # Without objects of time, as in `to_text`.
+    # Without a time zone for each, and by columns: there can be many.
     periods = list_offsets(zone, min(known) // SLOT, max(known) // SLOT)
     begins = [begin * SLOT for begin, _ in periods[1:]]
     offsets = [(offset * _SLOT_SECONDS, _offset_text(offset)) for _, offset in periods]
-    found = []
-    for moment in moments:
-        if moment is None:
-            found.append("-")
-            continue
-        offset, suffix = offsets[bisect_right(begins, moment)] if begins else offsets[0]
-        minutes, second = divmod(moment // 1_000_000 + offset, 60)
-        day, minute = divmod(minutes, 1440)
-        found.append(f"{_DAYS[day]}T{_CLOCK[minute]}:{second:02}{suffix}")
-    return found
+    chosen = [offsets[bisect_right(begins, each)] for each in known] if begins else offsets * len(known)
+    local = [each // 1_000_000 + offset for each, (offset, _) in zip(known, chosen, strict=True)]
+    times = map(datetime.isoformat, map(_NAIVE_EPOCH.__add__, map(timedelta, repeat(0), local)))
+    return [time + suffix for time, (_, suffix) in zip(times, chosen, strict=True)]
 
 
 def _offset_text(slots: int) -> str:

@@ -106,6 +106,15 @@ class ModelPrice(NamedTuple):
             + long_kept * self[4]
         ) / _MILLION
 
+    def add_cost(self, usd: float, tokens: tuple[int, ...], long: LongTokens | None) -> float:
+        """Add the cost of tokens to an amount. `long` is the part of them that is due to long prompts."""
+        usd += self.cost_of(tokens)
+        if long and self.long is not None:
+            for over, counts in long.items():
+                if over >= self.over:
+                    usd += self.long.cost_of(counts) - self.cost_of(counts)
+        return usd
+
 
 class PriceTable:
     def __init__(self, as_of: str, models: Mapping[str, ModelPrice]) -> None:
@@ -154,10 +163,7 @@ class Cost:
         if (price := prices.find(model)) is None:
             self.unpriced.add(model or UNKNOWN_MODEL)
             return
-        self.usd = (self.usd or 0.0) + price.cost_of(tokens)
-        for over, counts in long.items() if long else ():
-            if price.long is not None and over >= price.over:
-                self.usd += price.long.cost_of(counts) - price.cost_of(counts)
+        self.usd = price.add_cost(self.usd or 0.0, tokens, long)
 
     def add_response(self, prices: PriceTable, model: str | None, tokens: TokenCounts) -> None:
         """Add the tokens of one response."""

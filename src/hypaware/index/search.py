@@ -1,7 +1,7 @@
 """Search: the parts whose text contains all words, with snippets, and the sessions that contain them.
 
 A search has a time limit, counted in CPU time, so that a busy machine does not change its answer. When the time is
-over, the search ends with what it has found. If it has found nothing yet, it goes on to the first match, or to
+over, the search ends with what it has found. If it has found nothing yet, it continues to the first match, or to
 `_PATIENCE` times the limit. `hypaware.index.matches` says how hits are found and ranked.
 """
 
@@ -67,7 +67,7 @@ def search(
     matches, None if there are too many to count. The matches of a hit are marked in its `snippet` by `⟦` and `⟧`, which
     are nowhere else in it. `ignored` are words without letters and digits. After `time_limit` seconds the search ends
     with what it has found, and if that is nothing, after `patience` times as long; `is_complete` is then False. Without
-    `limit` or `time_limit` it goes on to the end. Raise Cancelled if `is_wanted`, which is asked in between, returns
+    `limit` or `time_limit` it continues to the end. Raise Cancelled if `is_wanted`, which is asked in between, returns
     False, UsageError if the words cannot be parsed, HypError if the index holds no text.
     """
     if (limit is not None and limit < 1) or offset < 0:
@@ -90,7 +90,7 @@ def search(
     with TimeLimit(index.connection, seconds, patience, clock, is_wanted) as time_left:
         found = MatchFinder(index, request, time_left).find(moment)
     if is_wanted is not None and not is_wanted():
-        raise Cancelled("nobody waits for the results of the search any more")
+        raise Cancelled("the results of the search are no longer wanted")
     hits = found.hits[offset : None if limit is None else offset + limit]
     return {
         "total": found.total,

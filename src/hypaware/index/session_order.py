@@ -62,7 +62,9 @@ def order_sessions(
         values |= {"before_end": before.ended_at, "before_number": before.number}
     size = _size(index.connection, prices, sort)
     order = f"{size} DESC, s.ended_at DESC, s.id DESC" if size else "s.ended_at DESC, s.id DESC"
-    rows = index.connection.execute(
+    cursor = index.connection.cursor()
+    cursor.row_factory = None  # plain tuples: there can be many
+    rows = cursor.execute(
         f"SELECT s.id FROM sessions s WHERE {condition} ORDER BY {order} LIMIT :limit OFFSET :offset",
         {**values, "limit": -1 if limit is None else limit, "offset": offset},
     )

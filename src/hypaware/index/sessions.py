@@ -23,6 +23,7 @@ _NEAR_IDS = 500
 _SHORT_ID = 8
 _TOKENS = ", ".join(TokenCounts._fields)
 _HAS_TOKENS = f"({' | '.join(TokenCounts._fields)}) <> 0"
+_NO_TOKENS = tuple(TokenCounts())
 _FEW = 1000
 """If more sessions are asked for, and these are most of them, all are read: that is faster than a list of numbers."""
 Document = dict[str, Any]
@@ -129,12 +130,15 @@ class SessionList:
 
     def price(self, row: tuple[Any, ...]) -> tuple[float | None, Sequence[str]]:
         """Return the cost of a session, and the models without a price."""
-        price = self._found.get(row[_MODEL])
-        if price is not None and row[0] not in self._long:
+        long = self._long.get(row[0])
+        if (price := self._found.get(row[_MODEL])) is not None:
             # This is so for most sessions. Those with several models have no model of their own.
             tokens = row[_FIRST_TOKEN:]
-            return round(price.cost_of(tokens), 6) if any(tokens) else None, ()
-        cost, long = Cost(), self._long.get(row[0]) or {}
+            if tokens == _NO_TOKENS:
+                return None, ()
+            usd = price.cost_of(tokens) if long is None else price.add_cost(0.0, tokens, long.get(row[_MODEL]))
+            return round(usd, 6), ()
+        cost, long = Cost(), long or {}
         for model, counts in self._list_tokens(row):
             cost.add(self._prices, self.names[model], counts, long.get(model))
         return cost.rounded, cost.list_unpriced()
@@ -151,39 +155,51 @@ class SessionList:
         names, titles, price, list_models = self.names, self.titles, self.price, self.list_models
         projects = {each: project_of(names[each]) for each in {row[_CWD] for row in self.rows}}
         for row in self.rows:
-            (_, session_id, started_at, ended_at, title, turns, messages, parts, tool_calls, errors) = row[:10]
-            (machine, client, cwd, branch, _, input_, output, cache_read, cache_write, reasoning, _) = row[10:]
+            (_, session_id, started_at, ended_at, title, *counts) = row[:10]
+            (machine, client, cwd, branch, _, *tokens, _) = row[10:]
             cost, unpriced = price(row)
-            yield {
-                "session_id": session_id,
-                "client": names[client],
-                "machine": names[machine],
-                "project": projects[cwd],
-                "cwd": names[cwd],
-                "branch": names[branch],
-                "models": list_models(row),
-                "title": titles.get(session_id) or title,
-                "started_at": to_text(started_at),
-                "ended_at": to_text(ended_at),
-                "turns": turns,
-                "messages": messages,
-                "parts": parts,
-                "tool_calls": tool_calls,
-                "errors": errors,
-                "tokens": {
-                    "input": input_,
-                    "output": output,
-                    "cache_read": cache_read,
-                    "cache_write": cache_write,
-                    "reasoning": reasoning,
-                },
-                "cost_usd": cost,
-                "unpriced_models": list(unpriced),
-            }
+            yield make_document(
+                *(session_id, names[client], names[machine], projects[cwd], names[cwd], names[branch]),
+                *(list_models(row), titles.get(session_id) or title, to_text(started_at), to_text(ended_at)),
+                *(*counts, *tokens, cost, list(unpriced)),
+            )
 
     def _list_tokens(self, row: tuple[Any, ...]) -> list[tuple[int, TokenCounts]]:
         model = row[_MODEL]
         return self._several[row[0]] if model is None else [(model, TokenCounts._make(row[_FIRST_TOKEN:]))]
+
+
+def make_document(*values: Any) -> Document:
+    """Return the document of a session. The values are in the order of its members, tokens among them."""
+    (session_id, client, machine, project, cwd, branch, models, title, started_at, ended_at) = values[:10]
+    (turns, messages, parts, tool_calls, errors, *tokens, cost, unpriced) = values[10:]
+    input_, output, cache_read, cache_write, reasoning = tokens
+    return {
+        "session_id": session_id,
+        "client": client,
+        "machine": machine,
+        "project": project,
+        "cwd": cwd,
+        "branch": branch,
+        "models": models,
+        "title": title,
+        "started_at": started_at,
+        "ended_at": ended_at,
+        "turns": turns,
+        "messages": messages,
+        "parts": parts,
+        "tool_calls": tool_calls,
+        "errors": errors,
+        "tokens": {
+            "input": input_,
+            "output": output,
+            "cache_read": cache_read,
+            "cache_write": cache_write,
+            "reasoning": reasoning,
+        },
+        "cost_usd": cost,
+        "unpriced_models": unpriced,
+    }
 
 
 def has_several_machines(index: Index) -> bool:
@@ -216,12 +232,12 @@ def find_session(index: Index, given: str) -> int:
         return int(connection.execute(exact, matches).fetchone()[0])
     shown = escape_cell(given)
     if not matches:
-        nearest = name_nearest(given, list_near_ids(connection, given))
-        raise HypError(
-            f"no recorded session has an id that starts with {shown}.{nearest}",
-            kind="unknown_session",
-            repair="hyp sessions",
-        )
+        near = list_near_ids(connection, given)
+        if given:
+            message = f"no recorded session has an id that starts with {shown}.{name_nearest(given, near)}"
+        else:
+            message = f"the given id of a session is empty.{'' if near else name_nearest(given, near)}"
+        raise HypError(message, kind="unknown_session", repair="hyp sessions")
     listed = ", ".join(map(escape_cell, matches[:_MAX_SHOWN]))
     more = f" and {len(matches) - _MAX_SHOWN} more" if len(matches) > _MAX_SHOWN else ""
     raise HypError(f"{shown} is the start of several sessions: {listed}{more}", kind="ambiguous_session")
@@ -326,13 +342,15 @@ def _read_long(connection: Connection, chosen: str | None, models: Sequence[int]
         return {}
     cursor = connection.cursor()
     cursor.row_factory = None
-    sums = ", ".join(f"sum({name})" for name in TokenCounts._fields)
+    # Added up here: most sessions have one folder, and SQLite would sort all rows.
     rows = cursor.execute(
-        f"""SELECT session, model, over, {sums} FROM long_totals
-            WHERE {_is_chosen("session", chosen)} AND model IN ({", ".join(map(str, models))}) GROUP BY 1, 2, 3""",
+        f"""SELECT session, model, over, {_TOKENS} FROM long_totals
+            WHERE {_is_chosen("session", chosen)} AND model IN ({", ".join(map(str, models))})""",
         {"chosen": chosen},
     )
     found: dict[int, LongByModel] = {}
     for session, model, over, *counts in rows:
-        found.setdefault(session, {}).setdefault(model, {})[over] = TokenCounts._make(counts)
+        by_size = found.setdefault(session, {}).setdefault(model, {})
+        tokens = TokenCounts._make(counts)
+        by_size[over] = by_size[over] + tokens if over in by_size else tokens
     return found

@@ -1,9 +1,9 @@
 """`open_index`: the index for reading commands, brought up to date first.
 
 If few rows are missing, the command adds them itself. If many are, a background process builds the index, newest rows
-first, and the command answers from what is there; `Index.progress` says how far it is. If the index cannot be written
-(the disk is full or read-only, the home belongs to another user), the command also answers from what is there. In these
-cases `note` receives a message for the user.
+first, and the command answers from the rows that are indexed; `Index.progress` counts them. If the index cannot be
+written (the disk is full or read-only, the home belongs to another user), the command also answers from those rows. In
+these cases `note` receives a message for the user.
 """
 
 from __future__ import annotations
@@ -95,14 +95,15 @@ class Index:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-        if isinstance(error, sqlite3.DatabaseError) and meta.is_damage(error):
-            from hypaware.index import database
+        if isinstance(error, sqlite3.Error) and meta.is_damage(error):
+            raise self._remove_damaged() from error
 
-            database.remove_files(self.home)
-            raise Retryable(
-                f"{self.home.index} was damaged and has been removed; run the command again to build it again",
-                kind="index_damaged",
-            ) from error
+    def _remove_damaged(self) -> Retryable:
+        from hypaware.index import database
+
+        database.remove_files(self.home)
+        message = f"{self.home.index} was damaged and has been removed; run the command again to build it again"
+        return Retryable(message, kind="index_damaged")
 
     def _open(self) -> None:
         try:
@@ -123,6 +124,8 @@ class Index:
                 _hide_sessions(connection, hidden)
         except (OSError, sqlite3.Error) as error:
             self._stack.close()
+            if isinstance(error, sqlite3.Error) and meta.is_damage(error):
+                raise self._remove_damaged() from error
             raise Retryable(
                 f"the index {self.home.index} cannot be read, and not be created either: {error}",
                 kind="index_unavailable",

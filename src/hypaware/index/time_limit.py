@@ -21,7 +21,7 @@ _LARGEST_BATCH = 256
 
 class TimeLimit:
     """Ends statements after `seconds`; if there is no result until then, with the first one or after `patience` times
-    as long. If nobody wants the results any more, all statements end at once."""
+    as long. If the results are no longer wanted, all statements end at once."""
 
     def __init__(
         self,

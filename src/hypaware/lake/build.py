@@ -30,13 +30,14 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 import pyarrow.parquet as pq
 
+from hypaware.errors import NotReady, Retryable
 from hypaware.home import durable_files
 from hypaware.home.storage import ObjectPath, put_file, spool_object
 from hypaware.lake.row_keys import MatchKeys
 from hypaware.lake.schema import TIMESTAMP, file_schema
 from hypaware.lake.tombstones import NO_TOMBSTONES, Tombstones
 from hypaware.model import canonical, datasets
-from hypaware.model.datasets import BATCH_ID, GATEWAY, ROW_ID, SEQ, SOURCE, Dataset, Row, hash_row_key
+from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, Dataset, Row, hash_row_key, is_own_row
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -50,7 +51,8 @@ _MAX_NAME_BYTES = 120
 _WATCH_SECONDS = 0.25
 
 BuildWatcher = Callable[[int, int, int], None]
-"""Receives (bytes, files, rows) of the finished tasks of the current run."""
+"""Receives (bytes, files, rows) of the finished tasks of one run."""
+_accumulators = threading.Lock()
 
 
 class RowWriter(Protocol):
@@ -161,7 +163,7 @@ def build_rows(
                 may_be_live is not None
                 and (settings.match_native or may_be_live(row))
                 # Rows of another gateway were matched there.
-                and own_gateway in (None, row.get(GATEWAY))
+                and is_own_row(row, own_gateway)
             ):
                 built.match_keys.record(dataset, row, seq)
             writer.add(row, seq)
@@ -199,7 +201,8 @@ def run_catching(task: Task, counts: Sequence[Any] = ()) -> BuildResult | BuildF
         return result
     except SliceUnreadable as error:
         return BuildFailure(str(error), is_environmental=True, segment=error.segment)
-    except (OSError, MemoryError) as error:
+    except (OSError, MemoryError, NotReady, Retryable) as error:
+        # The last two: a store that refuses the keys, or does not answer. The rows are not to blame.
         return BuildFailure(f"{type(error).__name__}: {error}", is_environmental=True)
     except Exception as error:
         return BuildFailure(f"{type(error).__name__}: {error}")
@@ -219,7 +222,9 @@ def confirm_worker(_: object) -> bool:
 @contextmanager
 def watch_build(spark: SparkContext, watcher: BuildWatcher) -> Iterator[Sequence[Any]]:
     """Yield accumulators, to which tasks in executors add what they have done. Call the watcher periodically."""
-    counts = [spark.accumulator(0) for _ in range(3)]
+    with _accumulators:
+        # Spark numbers them without a lock.
+        counts = [spark.accumulator(0) for _ in range(3)]
     stopped = threading.Event()
 
     def report() -> None:

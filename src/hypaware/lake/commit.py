@@ -3,9 +3,10 @@
     open the table (recover) · reserve · prepare · commit · fsync · record · index the keys · remove segments
 
 The caller holds the lake's lock (one JVM per home) and the table's commit lock. No other job reserves or commits
-between our reservation and our record, so rows become visible in the order of their sequences. An interrupted flush was
-either committed, and recovery records it, or it was not, and recovery discards it. Checkpoints of an import are pending
-from the build on and take effect when the flush is recorded.
+between our reservation and our record, and a job commits what it has reserved in the order of its reservations, so rows
+become visible in the order of their sequences. An interrupted flush was either committed, and recovery records it, or
+not, and recovery discards it. Checkpoints of an import are pending from the build on and take effect when the flush is
+recorded.
 
 @ref flush#recover @ref flush#commit @ref flush#record
 """
@@ -26,6 +27,7 @@ from hypaware.lake.table import LakeBackend, LakeTable, NotCommitted, OpenTable
 from hypaware.model.datasets import Dataset
 from hypaware.model.row_counts import RowCounts
 from hypaware.spool import segments
+from hypaware.spool.received import open_received
 from hypaware.state import flushes, mirror
 from hypaware.state.flushes import Flush, FlushOutcome, SourceCheckpoint
 from hypaware.state.store import StateStore
@@ -43,7 +45,7 @@ _after_commit = faults.crash_point(
 )
 _after_record = faults.crash_point("lake.record.after-commit", "the flush is recorded, its segment files still exist")
 _before_remove = faults.crash_point("lake.remove.before-unlink", "keys are indexed, the segment files still exist")
-_after_remove = faults.crash_point("lake.remove.after-unlink", "the segment files are removed")
+_after_remove = faults.crash_point("lake.remove.after-unlink", "the segment files and objects are removed")
 
 
 @contextmanager
@@ -68,22 +70,23 @@ def reserve_segments(target: OpenTable, sizes: Sequence[tuple[str, int]]) -> Ite
     with target.store.transaction() as connection:
         flush = flushes.reserve_flush(connection, target.dataset.name, sizes, above=target.table.floor)
     _after_reserve()
-    with _discard_on_error(target, flush):
+    with discard_on_error(target, flush):
         yield flush
 
 
-@contextmanager
-def reserve_import(target: OpenTable, max_rows: int) -> Iterator[Flush]:
-    """Reserve sequences for the rows of an import, before anything is read. Discard the flush if that fails."""
+def reserve_import(target: OpenTable, max_rows: int) -> Flush:
+    """Reserve sequences for the rows of an import, before anything is read. The caller discards the flush on errors.
+
+    Several flushes may be reserved at a time. They must be committed in the order of their sequences.
+    """
     with target.store.transaction() as connection:
         flush = flushes.reserve_range(connection, target.dataset.name, max_rows, above=target.table.floor)
     _after_import_reserve()
-    with _discard_on_error(target, flush):
-        yield flush
+    return flush
 
 
 @contextmanager
-def _discard_on_error(target: OpenTable, flush: Flush) -> Iterator[None]:
+def discard_on_error(target: OpenTable, flush: Flush) -> Iterator[None]:
     """Discard the flush after an error. Poison rows count as a failed attempt of their segments.
 
     If the JVM has died, any row may be to blame.
@@ -106,7 +109,7 @@ def commit_flush(
     Discards the flush only if it certainly was not committed. After any other error recovery checks the lake.
     """
     if checkpoints is not None:
-        with _discard_on_error(target, flush), target.store.transaction() as connection:
+        with discard_on_error(target, flush), target.store.transaction() as connection:
             flushes.add_pending_checkpoints(connection, flush.id, checkpoints)
         _after_pending()
     # Indexing the keys of a large import takes long: it runs in the background and takes effect after the record.
@@ -130,7 +133,7 @@ def commit_flush(
             commit_keys(flush.dataset, target.table.uuid, target.table.floor)
             _before_remove()
             if flush.segments:
-                remove_segments(target.home, flush)
+                remove_segments(target.home, target.store, flush)
             _after_remove()
         except OSError as error:
             # The rows are committed. The flush stays reserved, and recovery finishes it.
@@ -154,7 +157,7 @@ def finish_interrupted_flushes(home: Home, store: StateStore, table: LakeTable, 
             high_water = {source: highest for source, (highest, _) in committed.items()}
             record_flush(home, store, flush, FlushOutcome(high_water, RowCounts(written, duplicates, rejected)))
             if flush.segments:
-                remove_segments(home, flush)
+                remove_segments(home, store, flush)
         else:
             discard_flush(home, store, table, flush)
 
@@ -179,7 +182,7 @@ def record_flush(home: Home, store: StateStore, flush: Flush, outcome: FlushOutc
     mirror.write_mirror(home.mirror, store)
 
 
-def remove_segments(home: Home, flush: Flush) -> None:
+def remove_segments(home: Home, store: StateStore, flush: Flush) -> None:
     folder = segments.spool_folder(home, flush.dataset)
     committed = {segment.name for segment in flush.segments}
     for segment in segments.list_sealed_segments(folder):
@@ -188,6 +191,8 @@ def remove_segments(home: Home, flush: Flush) -> None:
     for name in committed:
         search_path(home, flush.dataset, name).unlink(missing_ok=True)
     durable_files.fsync_dir(folder.sealed)
+    if received := open_received(home, store):
+        received.remove_committed(flush.dataset)
 
 
 def discard_flush(

@@ -39,7 +39,7 @@ from hypaware.lake.parquet import read_batches
 from hypaware.lake.row_keys import MatchKey, MatchKeys, unpack_keys
 from hypaware.lake.table import LakeBackend, LakeTable
 from hypaware.model import datasets
-from hypaware.model.datasets import GATEWAY, SEQ, Dataset, hash_key, hash_row_key
+from hypaware.model.datasets import GATEWAY, SEQ, Dataset, hash_key, hash_row_key, is_own_row
 
 # Equal texts that are further apart do not match, unless their time is uncertain.
 MATCH_WINDOW_SECONDS = 3600
@@ -290,7 +290,7 @@ class KeyScanTask:
                     continue
                 keys = [hash_row_key(dataset, row, self.own_gateway)]
                 # Rows of other gateways were matched there.
-                if rules is not None and self.own_gateway in (None, row.get(GATEWAY)):
+                if rules is not None and is_own_row(row, self.own_gateway):
                     keys += [hash_key(dataset.name, key) for key in rules.previous_keys(row)]
                     has_live = has_live or rules.may_be_live(row)
                     if self.with_match_keys:

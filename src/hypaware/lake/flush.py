@@ -7,6 +7,7 @@ A flush may be killed at any point; it is finished or undone later.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -18,9 +19,11 @@ from typing import Any
 
 from hypaware import telemetry
 from hypaware.config import FlushConfig
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.engine.jobs import JobContext, import_lock
 from hypaware.errors import Cancelled, Retryable
 from hypaware.home import Home, durable_files
+from hypaware.home.storage import ObjectPath
 from hypaware.lake import commit
 from hypaware.lake.prepare import plan_build, prepare_flush
 from hypaware.lake.segment_build import MAX_SHARED_ATTEMPTS, PoisonRows, build_segments
@@ -29,6 +32,7 @@ from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.model.row_counts import RowCounts
 from hypaware.spool import reader, segments
+from hypaware.spool.received import open_received
 from hypaware.spool.segments import Segment, SegmentUnreadable
 from hypaware.state import flushes
 from hypaware.state.home_opener import open_home
@@ -39,14 +43,24 @@ _WAIT_FOR_PRODUCERS = 5.0
 
 
 def run_flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """Run the job `flush`. args: `dataset` (default: all that have a spool), `patient` (skip deferred rows).
+    """Run the job `flush`. args: `dataset` (default: all that have rows), `patient` (skip deferred rows).
 
     `deferral` is how many seconds rows are deferred, if it is not the default.
     """
-    wanted = [args["dataset"]] if args.get("dataset") else segments.list_spooled_datasets(context.home)
+    wanted = [args["dataset"]] if args.get("dataset") else list_flushable_datasets(context.home)
     deferral = float(args.get("deferral") or segments.DEFERRAL_SECONDS)
     reports = flush_datasets(context, wanted, skip_deferred=bool(args.get("patient")), deferral=deferral)
     return {"datasets": [report.as_json() for report in reports]}
+
+
+def list_flushable_datasets(home: Home) -> list[str]:
+    """Return the datasets that have a spool, or batches that receivers of a shared lake have accepted."""
+    found = segments.list_spooled_datasets(home)
+    if find_shared_lake(home) is None:
+        return found
+    with closing(open_home(home).store) as store:
+        received = open_received(home, store)
+        return sorted({*found, *(received.list_datasets() if received else ())})
 
 
 def flush_datasets(
@@ -155,6 +169,9 @@ class Flusher:
             except SegmentUnreadable as error:
                 unreadable.update(error.problems)
             with commit.open_table(self.home, self.store, self.lake, dataset) as target:
+                if received := open_received(self.home, self.store):
+                    missing = received.find_missing(dataset.name, now=time.time())
+                    unreadable.update({path: FileNotFoundError(errno.ENOENT, "no such object") for path in missing})
                 # Only segments that exist now: constant producers must not keep this flush from ending.
                 now = time.time()
                 due = {
@@ -204,14 +221,18 @@ class Flusher:
             span.set(row_count=outcome.rows.written, rows_rejected=outcome.rows.rejected)
 
     def _uncommitted(self, dataset: str) -> list[Segment]:
-        """Return the uncommitted sealed segments, oldest first. Remove the files of committed ones."""
+        """Return the uncommitted sealed segments, oldest first. Remove the files and objects of committed ones."""
         sealed = segments.list_sealed_segments(segments.spool_folder(self.home, dataset))
         with self.store.reading() as connection:
             committed = flushes.committed_segments(connection, dataset, [segment.name for segment in sealed])
         for segment in sealed:
             if segment.name in committed:
                 durable_files.remove_durably(segment.path)
-        return [segment for segment in sealed if segment.name not in committed]
+        uncommitted = [segment for segment in sealed if segment.name not in committed]
+        if received := open_received(self.home, self.store):
+            received.remove_committed(dataset)
+            uncommitted = sorted([*uncommitted, *received.list_segments(dataset)], key=lambda each: each.name)
+        return uncommitted
 
     def _choose(self, waiting: list[Segment], unreadable: dict[Path, OSError]) -> list[Segment]:
         """Return the oldest segments that fit into one flush. One that failed twice comes last, alone.
@@ -240,8 +261,14 @@ class Flusher:
 
 
 def _readable(chosen: Iterable[Segment], unreadable: dict[Path, OSError]) -> Iterator[Segment]:
-    """Yield each segment with its actual row count: sequences are reserved for rows, not for the count in its name."""
+    """Yield each segment with its actual row count: sequences are reserved for rows, not for the count in its name.
+
+    An object was created at once, by a receiver that had counted its rows.
+    """
     for segment in chosen:
+        if isinstance(segment.path, ObjectPath):
+            yield segment
+            continue
         try:
             yield replace(segment, rows=segments.count_lines(segment.path))
         except OSError as error:

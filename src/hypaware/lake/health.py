@@ -13,6 +13,7 @@ from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.iceberg import catalog, fsync, metadata
 from hypaware.spool import reader, segments
+from hypaware.spool.received import open_received
 from hypaware.state import flushes
 from hypaware.state.home_opener import open_home
 from hypaware.state.location import has_state
@@ -96,12 +97,16 @@ def count_unnumbered_rows(home: Home, dataset: str) -> dict[str, int]:
 def has_pending_rows(
     home: Home, names: Collection[str] | None = None, *, make: bool = True, skip_deferred: bool = False
 ) -> bool:
-    """Tell whether there are rows in the spool or interrupted flushes. Checks the folders first, which is cheap."""
+    """Tell whether a flush has something to do: rows in the spool, received batches of a shared lake, or interrupted
+    flushes. Checks the folders first, which is cheap."""
     wanted = segments.list_spooled_datasets(home) if names is None else names
     if any(reader.summarize_spool(home, name, skip_deferred=skip_deferred).segments for name in wanted):
         return True
     with closing(open_home(home, make=make).store) as store:
-        return any(names is None or dataset in names for dataset in list_unfinished_datasets(store))
+        pending = list_unfinished_datasets(store)
+        if received := open_received(home, store):
+            pending |= set(received.list_datasets())
+    return bool(pending if names is None else pending & set(names))
 
 
 def list_unfinished_datasets(store: StateStore) -> set[str]:

@@ -28,6 +28,7 @@ from hypaware.home.sqlite_readonly import open_readonly
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import GATEWAY_ID_PROPERTY, DataFile
 from hypaware.lake import key_index
+from hypaware.lake.parquet import mask_own_rows
 from hypaware.lake.rewrite import RowPatch, read_columns
 from hypaware.model import canonical, datasets
 from hypaware.model.datasets import GATEWAY, SEQ, Dataset, hash_key
@@ -91,7 +92,7 @@ def _read_links(path: Path, column: str, own_gateway: str | None) -> frozenset[s
     if column not in rows.column_names:
         return frozenset()
     if own_gateway is not None and GATEWAY in rows.column_names:
-        rows = rows.filter(pc.equal(rows.column(GATEWAY), own_gateway))
+        rows = rows.filter(mask_own_rows(rows.column(GATEWAY), own_gateway))
     found = pc.unique(rows.column(column))
     recorded = found.filter(pc.fill_null(pc.match_substring_regex(found, _RECORDED_LINK), False))
     linked = pc.utf8_slice_codeunits(recorded, 2, -2)

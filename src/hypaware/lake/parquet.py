@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hypaware.home.identity import OF_MEMBER
 from hypaware.home.storage import arrow_source
 from hypaware.lake.build import FOOTER_KEY
 from hypaware.model import canonical, datasets
@@ -41,6 +42,11 @@ class RowGroup:
     exact: bool
     min_seq: int | None
     max_seq: int | None
+
+
+def mask_own_rows(gateway: Any, own: str) -> Any:
+    """Return `is_own_gateway` for a column of gateway ids."""
+    return pc.or_(pc.equal(gateway, own), pc.starts_with(gateway, pattern=f"{own}{OF_MEMBER}"))
 
 
 @lru_cache(maxsize=_MAX_CACHED_FOOTERS)

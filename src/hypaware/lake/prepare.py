@@ -120,6 +120,8 @@ def prepare_flush(
     if any(result.match_keys.has_live for result in built) and not index.has_match_keys(dataset.name):
         # The first live rows of the table.
         dedupe.enable_matching(target.home, target.lake, index, target.table, dataset)
+    if index.has_match_keys(dataset.name) and not settings.match_native:
+        # Matching began after this build: with live rows of its own, or with those of the batch before it.
         built = dedupe.add_native_keys(target.lake, target.table, dataset, built)
     _after_build()
     purged = find_purged(marks, dataset, settings.own_gateway, built)

@@ -24,6 +24,7 @@ from pathlib import Path
 from hypaware import faults
 from hypaware.errors import HypError, Retryable
 from hypaware.home import Home, durable_files, session_context
+from hypaware.home.storage import ObjectPath, open_whole
 from hypaware.lake.build import BuildFailure, BuildResult, BuildSettings, Reject, SliceUnreadable, build_rows
 from hypaware.lake.table import LakeBackend, OpenTable
 from hypaware.model import datasets
@@ -61,13 +62,16 @@ class SegmentSlice:
                 with open(self.copy, "rb") as file:
                     yield from enumerate(file, self.start)
                 return
-            with open(self.path, "rb") as file:
+            with open_whole(self.path) as file:
                 yield from itertools.islice(enumerate(file), self.start, self.stop)
         except OSError as error:
+            if isinstance(self.path, ObjectPath) and not isinstance(error, FileNotFoundError):
+                # The store does not answer: this segment is no worse than any other.
+                raise
             raise SliceUnreadable(self.segment, error) from error
 
     def read_bytes(self) -> Iterator[bytes]:
-        with open(self.path, "rb") as file:
+        with open_whole(self.path) as file:
             yield from itertools.islice(file, self.start, self.stop)
 
 
@@ -87,22 +91,21 @@ class SegmentTask:
         return replace(self, slices=tuple(replace(each, copy=copy) for each, copy in placed))
 
     def run(self) -> BuildResult:
-        built = BuildResult()
-        first_seq = self.slices[0].base + self.slices[0].start
-        return build_rows(self.settings, first_seq, self._rows(built), built)
+        dataset, built = datasets.get(self.settings.dataset), BuildResult()
 
-    def _rows(self, built: BuildResult) -> Iterator[tuple[int, Row]]:
-        dataset = datasets.get(self.settings.dataset)
-        for piece in self.slices:
-            for ordinal, line in piece.lines():
-                try:
-                    row = segments.decode_line(dataset, line, ordinal)
-                except RowRejected as reason:
-                    built.rejects.append(Reject(piece.segment, ordinal, str(reason), line))
-                    continue
-                if self.facts:
-                    fill_session_facts(dataset, row, self.facts)
-                yield piece.base + ordinal, row
+        def read_rows() -> Iterator[tuple[int, Row]]:
+            for piece in self.slices:
+                for ordinal, line in piece.lines():
+                    try:
+                        row = segments.decode_line(dataset, line, ordinal)
+                    except RowRejected as reason:
+                        built.rejects.append(Reject(piece.segment, ordinal, str(reason), line))
+                        continue
+                    if self.facts:
+                        fill_session_facts(dataset, row, self.facts)
+                    yield piece.base + ordinal, row
+
+        return build_rows(self.settings, self.slices[0].base + self.slices[0].start, read_rows(), built)
 
 
 def fill_session_facts(dataset: Dataset, row: Row, facts: SessionFactsById) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import date
@@ -43,6 +43,7 @@ _EPOCH = date(1970, 1, 1)
 _MAX_SNAPSHOTS = 100
 _THREADS = 4
 _PARALLEL_FROM_FILES = 8
+_BACKGROUND_POOL = "background"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class SparkLake:
     watch: BuildWatcher | None = None
     _answers: dict[Question, Any] = field(default_factory=dict)
     """What tasks on other machines have asked about this one."""
+    _sending_input: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the run whose input travels, so that the driver prepares no more of it than is about to be used."""
 
     def table(self, dataset: Dataset) -> SparkTable:
         name = dataset.name
@@ -67,17 +70,18 @@ class SparkLake:
             table = SparkTable(self.spark, dataset)
         return table
 
-    def run(self, tasks: Sequence[Task]) -> list[BuildResult | BuildFailure]:
+    def run(self, tasks: Sequence[Task], watch: BuildWatcher | None = None) -> list[BuildResult | BuildFailure]:
         if not tasks:
             return []
-        spark = self.spark.sparkContext
-        is_watched = self.watch is not None and isinstance(tasks[0], WatchedTask)
-        with build.watch_build(spark, self.watch) if self.watch and is_watched else nullcontext(()) as counts:
+        spark, watch = self.spark.sparkContext, watch or self.watch
+        is_watched = isinstance(tasks[0], WatchedTask)
+        with build.watch_build(spark, watch) if watch and is_watched else nullcontext(()) as counts:
             if not is_local(spark.master):
                 if isinstance(tasks[0], DriverTask):
                     return [build.run_catching(task, counts) for task in tasks]
                 if travelling := [task for task in tasks if isinstance(task, InputTask)]:
-                    found = task_input.run_tasks(spark, travelling, self._answers, counts)
+                    with self._sending_input:
+                        found = task_input.run_tasks(spark, travelling, self._answers, counts)
                     return [self._explain(each) if isinstance(each, Exception) else each for each in found]
             try:
                 run = partial(build.run_catching, counts=counts)
@@ -85,6 +89,22 @@ class SparkLake:
             except Exception as error:
                 # A worker died and the guilty rows are unknown, so all tasks fail.
                 return [self._explain(error)] * len(tasks)
+
+    def start(
+        self, tasks: Sequence[Task], watch: BuildWatcher | None = None
+    ) -> Future[list[BuildResult | BuildFailure]]:
+        """Run the tasks in the background, in a pool that leaves every other free core to the jobs of others."""
+        found: Future[list[BuildResult | BuildFailure]] = Future()
+
+        def run() -> None:
+            try:
+                self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _BACKGROUND_POOL)
+                found.set_result(self.run(tasks, watch))
+            except BaseException as error:
+                found.set_exception(error)
+
+        _inheriting_thread(run, "build").start()
+        return found
 
     def _explain(self, error: Exception) -> BuildFailure:
         """Return the failure of a Spark job. If no worker can start at all, the environment is to blame."""
@@ -99,7 +119,7 @@ class SparkLake:
 
     def warm_up(self) -> None:
         """Start the Python workers in the background. If they fail, the first task reports it."""
-        threading.Thread(target=self._workers_run, name="warm-up", daemon=True).start()
+        _inheriting_thread(self._workers_run, "warm-up").start()
 
     def _workers_run(self) -> bool:
         try:
@@ -107,6 +127,14 @@ class SparkLake:
             return all(spark.parallelize([None] * 2, 2).map(build.confirm_worker).collect())
         except Exception:
             return False
+
+
+def _inheriting_thread(target: Callable[[], object], name: str) -> threading.Thread:
+    """Return a thread that takes over the job group, by which the job is cancelled, of the thread that starts it."""
+    from pyspark import InheritableThread
+
+    thread: threading.Thread = InheritableThread(target=target, name=name, daemon=True)
+    return thread
 
 
 def list_stored_datasets(home: Home) -> list[Dataset]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     # The daemon plans maintenance with this module, and must not load Arrow.
     from hypaware.home import Home
     from hypaware.iceberg.metadata import DataFile
-    from hypaware.lake.build import BuildFailure, BuildResult, BuiltFile, Task
+    from hypaware.lake.build import BuildFailure, BuildResult, BuildWatcher, BuiltFile, Task
     from hypaware.lake.key_index import KeyIndex
     from hypaware.model.datasets import Dataset
     from hypaware.state.flushes import Flush
@@ -95,6 +96,11 @@ class LakeBackend(Protocol):
 
     def run(self, tasks: Sequence[Task]) -> list[BuildResult | BuildFailure]:
         """Run the tasks in parallel. Return their results in the same order."""
+
+    def start(
+        self, tasks: Sequence[Task], watch: BuildWatcher | None = None
+    ) -> Future[list[BuildResult | BuildFailure]]:
+        """Run the tasks in the background, as a part of the same job. `watch` replaces the lake's own watcher."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import DataFile
 from hypaware.lake import links
 from hypaware.lake.build import BuildFailure, BuildResult, OutputPaths
+from hypaware.lake.parquet import mask_own_rows
 from hypaware.lake.rewrite import RewriteBalance, RewriteTask, read_columns
 from hypaware.lake.table import LakeTable, NotCommitted, TableChange
 from hypaware.maintain import apply_settlements, compact_plan
@@ -320,7 +321,7 @@ def _read_keys(dataset: Dataset, path: Path, own_gateway: str | None) -> pa.Tabl
             key, pc.binary_join_element_wise(*(_text_column(rows, part) for part in dataset.key_parts), "#")
         )
     gateway = _text_column(rows, GATEWAY)
-    is_own = pc.equal(gateway, own_gateway) if own_gateway is not None else pa.scalar(True)
+    is_own = mask_own_rows(gateway, own_gateway) if own_gateway is not None else pa.scalar(True)
     return pa.table({SEQ: rows.column(SEQ), _KEY: key, _GATEWAY_KEY: pc.if_else(is_own, None, gateway)})
 
 

@@ -131,8 +131,11 @@ def _readable_files(context: MaintenanceContext) -> list[DataFile]:
 
 
 class _NoLake:
-    def table(self, _dataset: Dataset) -> NoReturn:
+    def table(self, dataset: Dataset) -> NoReturn:
         raise AssertionError("a dry run changes no table")
 
-    def run(self, _tasks: object) -> NoReturn:
+    def run(self, tasks: object) -> NoReturn:
+        raise AssertionError("a dry run runs no tasks")
+
+    def start(self, tasks: object, watch: object = None) -> NoReturn:
         raise AssertionError("a dry run runs no tasks")

@@ -20,6 +20,7 @@ from hashlib import sha256
 from typing import Any
 
 from hypaware.errors import HypError
+from hypaware.home.identity import is_own_gateway
 from hypaware.model.columns import Column, ColumnType, get_coercer, preview
 from hypaware.model.match_keys import MatchRules
 from hypaware.text import did_you_mean
@@ -127,7 +128,13 @@ def hash_row_key(dataset: Dataset, row: Mapping[str, Any], own_gateway: str | No
     if (key := dataset.key_of(row)) is None:
         return None
     gateway = row.get(GATEWAY)
-    return hash_key(dataset.name, key, None if own_gateway is None or gateway == own_gateway else gateway)
+    is_own = own_gateway is None or gateway == own_gateway or is_own_gateway(gateway, own_gateway)
+    return hash_key(dataset.name, key, None if is_own else gateway)
+
+
+def is_own_row(row: Mapping[str, Any], own_gateway: str | None) -> bool:
+    """Return whether the row was recorded by this home, or by another machine that shares its lake."""
+    return own_gateway is None or is_own_gateway(row.get(GATEWAY), own_gateway)
 
 
 def hash_key(dataset: str, key: str, gateway: str | None = None) -> bytes:

@@ -2,8 +2,8 @@
 
 A record's id is a keyed hash of its resource, its scope and the record itself, as the exporter sent them. OTLP has no
 request ids, so the id is what recognizes the repetition of a request. Equal records of one request are different
-records: the second one has `-1` after the hash, and so on. The key is that of the redaction markers, so that nobody who
-receives the rows without their secrets can test guesses of a secret by the hash.
+records: the second one has `-1` after the hash, and so on. The key is that of the redaction markers, so that a
+reader of rows without their secrets cannot test guesses of a secret by the hash.
 
 A resource is sent once for many records and stored with each of them. `MAX_RECORDS` and `MAX_ROW_BYTES` limit what a
 small request can become.

@@ -64,7 +64,7 @@ class TelemetryWriter:
         self._key = load_marker_key(self._home)
         self._clients = {
             service: client.name
-            for client in plugins.load_plugins(plugins.CLIENTS, Client)
+            for client in plugins.load_declarations(plugins.CLIENTS, Client)
             for service in client.service_names
         }
         self.counts = TelemetryCounts()

@@ -2,8 +2,8 @@
 
 `hyp open` writes `run/page/tokens/<sha256 of a random token>` and opens an address with that token. The page removes
 the file, which only one request can do, and gives the browser a cookie, whose hash is the name of a file in
-`run/page/logins/`. Both folders have mode 0700, the files 0600; their modification times say when they end. So whoever
-can read files of the home can sign in, and nobody else.
+`run/page/logins/`. Both folders have mode 0700, the files 0600; their modification times say when they end. Signing in
+therefore takes access to the files of the home.
 
 Requests from other sites are refused. A browser sends the cookie to every port of this machine, so pages on other ports
 count as other sites. `Host` must name this machine with the port of the page: otherwise a foreign name that resolves to
@@ -171,7 +171,7 @@ def _lead_to_start(request: web.Request) -> web.Response:
 
 
 def _find_objection(request: web.Request, port: int) -> str | None:
-    """Return why a request is refused whoever sends it, or None."""
+    """Return why a request is refused for every sender, or None."""
     host = request.headers.get(hdrs.HOST, "").lower()
     if host not in _hosts(port) or len(request.headers.getall(hdrs.HOST)) != 1:
         return f"this page is at http://127.0.0.1:{port}"

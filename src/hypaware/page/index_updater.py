@@ -122,8 +122,9 @@ class IndexUpdater:
         finally:
             self._building_since = None
         self._backoff.succeeded()
-        # An index that was missing has another inode now.
-        self._applied = (signature[0], *self._take_signature()[1:])
+        # An index that was missing has another inode now. One that is missing now was removed since.
+        index, settings = self._take_signature()[1:]
+        self._applied = (signature[0], index, settings) if index is not None else None
 
     def _bring_up_to_date(self) -> str | None:
         """Add all missing rows. Return a warning, or None."""

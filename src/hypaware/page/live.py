@@ -2,7 +2,7 @@
 
     /sessions/<id>/events?since=<time>   `update`: {html, figures, at, is_running, facts}; `state`: {is_running}
 
-One thread watches all sessions that somebody looks at, with one open index, and each session is read once however many
+One thread watches all sessions that are being viewed, with one open index, and each session is read once however many
 viewers it has. While no file changes, a look costs a few system calls. The thread ends with the last viewer.
 
 A viewer first gets the messages since the time up to which its page is complete, and leaves out the parts that it
@@ -169,6 +169,11 @@ class LiveSessions:
 
     def _watch(self, index: Index) -> None:
         watched: dict[str, _Watched] = {}
+        with self._lock:
+            lost = self._viewers.difference(self._joined)
+        for viewer in lost:
+            # The index vanished while it was watched, and this is another one. The browsers connect again.
+            viewer.put(None)
         while True:
             with self._lock:
                 joined, self._joined = self._joined, []

@@ -2,7 +2,7 @@
 
 A session is marked as `hyp session ignore` does, a folder as `hyp config set privacy.folders` does. Before a folder is
 marked, a preview shows the recorded sessions whose class would change. Rules are found by looking at folders, which may
-be on a disk that does not answer, so that happens in threads that nobody waits for long.
+be on a disk that does not answer, so threads look at them, and the page waits for a thread only briefly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The process that serves the page: `python -m hypaware.page.process HOME --socket FD`.
 
-The daemon starts it with the first connection and hands it the listening socket. It accepts until nobody has asked for
-anything for a while; a page that is open and follows a running session counts as asking. Its stdin is a pipe of the
+The daemon starts it with the first connection and hands it the listening socket. It accepts until it has been
+idle for a while; a page that is open and follows a running session keeps it alive. Its stdin is a pipe of the
 daemon: when it closes, the daemon is gone and the process ends. It runs at low priority, so that the agents it shows,
 and the gateway that they use, come first.
 
@@ -40,7 +40,7 @@ _LOOK_SECONDS = 1.0
 
 
 class PageServer:
-    """Serves the page of a home on a listening socket until it is stopped, or nobody asks any more."""
+    """Serves the page of a home on a listening socket until it is stopped or idle."""
 
     def __init__(self, home: Home, listener: socket.socket, idle_seconds: float | None = None) -> None:
         self._context = PageContext(home)

@@ -1,8 +1,8 @@
 """Purge a session from the page: a preview, a confirmation, the purge, its progress and its result.
 
 The page runs `hyp purge --session`, first with `--dry-run`, then with `--yes`, as a process of its own. So both do the
-same as the command, this process loads neither Spark nor Arrow, and a purge goes on if the page's process ends. Nothing
-of its progress is kept in memory. In `run/page/purges` (mode 0700), named by the hash of the session's id:
+same as the command, this process loads neither Spark nor Arrow, and a purge continues if the page's process ends. Its
+progress is not kept in memory. In `run/page/purges` (mode 0700), named by the hash of the session's id:
 
     <hash>.preview.lock, <hash>.purge.lock   held (flock) by the process while it runs
     <hash>.preview.json, <hash>.purge.json   what it prints: the report, or the error
@@ -78,7 +78,7 @@ class PurgeRun:
         self._base = _folder(home) / f"{name}.{'preview' if is_preview else 'purge'}"
 
     def read_state(self) -> RunState:
-        """Return how far it is. The lock is checked first: a process that has ended has written everything."""
+        """Return its progress. The lock is checked first: a process that has ended has written everything."""
         is_running = locks.is_locked(self._file("lock"))
         progress = self._last_line()
         try:
@@ -144,7 +144,7 @@ class PurgeRun:
         mode = "--dry-run" if self._is_preview else "--yes"
         # `--session=ID`: an id may begin with a dash.
         command = ["purge", f"--session={self._session_id}", mode, "--json"]
-        # The new files replace the old ones, so that nobody takes an old result for a new one.
+        # The new files replace the old ones, so that an old result is not taken for a new one.
         for each in ("json", "log"):
             self._file(each).unlink(missing_ok=True)
         out, log = (
@@ -201,7 +201,7 @@ def look(home: Home, session_id: str, *, again: bool = False) -> Document:
             preview.start()
             previewed = preview.read_state()
         purged = RunState("none")
-    # After a purge, a newer preview means that somebody wants to purge again.
+    # A preview that is newer than the last purge starts another purge.
     elif purged.name != "running" and previewed.name != "none" and previewed.age < purged.age:
         purged = RunState("none")
     return {

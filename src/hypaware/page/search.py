@@ -130,7 +130,7 @@ def routes(context: PageContext) -> list[web.RouteDef]:
         link = Linker("/search", request.query)
 
         def is_wanted() -> bool:
-            # Who goes on typing does not wait for this answer: the browser closes the connection.
+            # If the user types on, the browser closes the connection and this answer is not needed.
             return request.transport is not None
 
         try:
@@ -177,7 +177,7 @@ def find_hits(
     is_wanted: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchAnswer:
-    """Return the matches by session, or why there are none. Raise Cancelled if nobody wants them."""
+    """Return the matches by session, or why there are none. Raise Cancelled if the request is gone."""
     end = clock() + _TIME_FOR_ANSWER
     tools = tuple(tool for tool in list_tools(index, _MAX_TOOLS) if len(tool) <= _LONGEST_TOOL)
     if not asked.words:

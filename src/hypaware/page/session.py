@@ -238,12 +238,14 @@ def add_costs(threads: tuple[Thread, ...]) -> float | None:
 
 
 def own_machine(context: PageContext) -> str | None:
-    """Return the name under which this machine records; None on a server, which belongs to nobody."""
-    return None if context.access.is_team else read_identity(context.home, make=False).gateway_id
+    """Return the name under which this machine records; None on a server, which is no one's own machine."""
+    if context.access.is_team:
+        return None
+    return read_identity(context.home, make=False).gateway_of_rows(context.home.root)
 
 
 def user_name(context: PageContext, session: Mapping[str, Any]) -> str:
-    """Return the name of whoever typed in a session. On a server that is the person whose machine recorded it."""
+    """Return the name of the person who typed in a session: on a server, the person whose machine recorded it."""
     return (context.machines().person_of(session["machine"]) or "User") if context.access.is_team else "You"
 
 

@@ -1,4 +1,4 @@
-"""What the view of a session reads from the index besides its conversation: its turns, one part, and words in it."""
+"""Read from the index what the view of a session shows next to the conversation: turns, one part, words in it."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class TextStream:
         finally:
             gone.set()
             while not work_done.done():
-                # A thread that waits for room in the queue goes on, and finds that nobody reads it.
+                # A thread that waits for room in the queue continues, and finds that the reader is gone.
                 while not chunks.empty():
                     chunks.get_nowait()
                 await asyncio.wait([work_done], timeout=0.01)

@@ -21,7 +21,7 @@ import re
 import secrets
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -56,9 +56,7 @@ _RECORDED_HEADERS = frozenset((
     "upgrade", "user-agent", "vary", "via", "x-should-retry",
     # Who is calling, and for which session.
     "conversation_id", "originator", "session-id", "session_id", "thread-id", "version", "x-app",
-    "x-claude-code-agent-id", "x-claude-code-session-id", "x-client-request-id", "x-codex-beta-features",
-    "x-codex-parent-thread-id", "x-codex-turn-metadata", "x-codex-window-id", "x-hyp-dev-run-id",
-    "x-openai-subagent",
+    "x-client-request-id", "x-hyp-dev-run-id", "x-openai-subagent",
     # The request and its response.
     "anthropic-beta", "anthropic-version", "cf-ray", "openai-beta", "openai-model", "openai-processing-ms",
     "openai-version", "request-id", "x-oai-request-id", "x-request-id",
@@ -117,15 +115,20 @@ def mask(value: str) -> str:
     return MASK + (value[-4:] if len(value) > 16 else "")
 
 
-def redact_headers(headers: Iterable[tuple[str, str]] | Mapping[str, str]) -> dict[str, str]:
-    """Redact header values; names become lower case, and values of a repeated name are joined by commas."""
+def redact_headers(
+    headers: Iterable[tuple[str, str]] | Mapping[str, str], recorded: Collection[str] = ()
+) -> dict[str, str]:
+    """Redact header values; names become lower case, and values of a repeated name are joined by commas.
+
+    `recorded` names headers, in lower case, whose values are kept besides those that every exchange may have.
+    """
     found: dict[str, list[str]] = {}
     for written, value in headers.items() if isinstance(headers, Mapping) else headers:
         name = written.lower()
         if not _HEADER_NAME.fullmatch(name):
             continue
         is_secret = name in _ALWAYS_MASKED or _SECRET_NAME.search(name)
-        is_listed = name in _RECORDED_HEADERS or name.startswith(_RECORDED_FAMILIES)
+        is_listed = name in _RECORDED_HEADERS or name in recorded or name.startswith(_RECORDED_FAMILIES)
         found.setdefault(name, []).append(mask_secrets(value) if is_listed and not is_secret else mask(value))
     return {name: ", ".join(values) for name, values in found.items()}
 

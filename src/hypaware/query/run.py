@@ -18,10 +18,9 @@ from hypaware import telemetry
 from hypaware.engine.jobs import JobContext
 from hypaware.errors import Cancelled, HypError, UsageError
 from hypaware.lake import health
-from hypaware.lake.flush import flush_datasets
+from hypaware.lake.flush import flush_datasets, list_flushable_datasets
 from hypaware.model import datasets
 from hypaware.query import errors, formats, guard, views
-from hypaware.spool import segments
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,7 +118,7 @@ def refresh_view(context: JobContext, mode: str) -> None:
         )
         return
     try:
-        flush_datasets(context, segments.list_spooled_datasets(context.home))
+        flush_datasets(context, list_flushable_datasets(context.home))
     except Cancelled:
         raise
     except HypError as error:

@@ -100,7 +100,7 @@ def format_dollars(amount: float) -> str:
 
 def resume_command(session: Mapping[str, Any], thread: str | None) -> str | None:
     """Return the shell command that resumes the session in its client, or None if it has none."""
-    client = plugins.find_plugin(plugins.CLIENTS, session["client"] or "", Client)
+    client = plugins.find_declaration(plugins.CLIENTS, session["client"] or "", Client)
     resume = client.resume if client is not None else None
     name = (thread if resume is not None and resume.by_thread else None) or session["session_id"]
     if resume is None or not _SESSION_ID.fullmatch(name):

@@ -72,7 +72,7 @@ class HtmlStyle:
     group: int = 0
     """How many blocks make a group; 0 for no groups."""
     user: str = "You"
-    """The name of whoever typed."""
+    """The name of the person who typed."""
 
 
 class HtmlBlocks:

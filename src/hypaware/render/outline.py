@@ -309,7 +309,7 @@ def to_time(text: str) -> datetime:
 
 
 def speaker_of(message: Message, part: Part) -> str | None:
-    """Return who speaks, or None for parts that belong to nobody: results, and what the client adds."""
+    """Return who speaks, or None for parts without a speaker: results, and what the client adds."""
     if part["type"] == "tool_result" or message["is_compact_summary"]:
         return None
     if message["role"] == "assistant":

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -21,8 +22,9 @@ from aiohttp.web_exceptions import HTTPException
 from hypaware.errors import HypError
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
-from hypaware.server import auth, batches, http
+from hypaware.server import auth, http
 from hypaware.server.auth import Authenticator, Caller, SignedToken, TokenSigner
+from hypaware.server.batch_storage import BatchStorage, FileStorage, ObjectStorage
 from hypaware.server.batches import (
     AlreadyStored,
     BatchOutcome,
@@ -36,7 +38,7 @@ from hypaware.server.connections import ConnectionLimit
 from hypaware.server.health import ServerMetrics, StorageHealth, log
 from hypaware.server.http import ENCODINGS, HttpProblem, bad_request, json_response, too_large, unavailable
 from hypaware.server.limits import ByteBudget, ConcurrencyLimit, InFlight, RateLimiter, Reservation, ServerLimits
-from hypaware.spool import segments
+from hypaware.spool.received import open_received
 from hypaware.state import ledger
 from hypaware.state.home_opener import OpenHome
 from hypaware.state.ledger import BatchSender, Coverage
@@ -59,12 +61,12 @@ class ServerContext:
         self.metrics, self.health = ServerMetrics(), StorageHealth()
         self.signals = {signal: datasets.get(name) for signal, name in SIGNALS.items()}
         names = [dataset.name for dataset in self.signals.values()]
-        folders = {name: batches.create_incoming_folder(self.home, name) for name in names}
-        self.server_id = auth.server_id(self.home)
-        signer = TokenSigner(auth.signing_key(self.home))
+        self.storage = _open_storage(home_open, names, limits)
+        self.server_id = auth.server_id(self.home, self.store)
+        signer = TokenSigner(auth.signing_key(self.home, self.store))
         self.auth = Authenticator(self.store, signer, refresh_seconds=refresh_seconds)
-        commit = GroupCommit(self.store, self.metrics, self.health, limits.keep_free_bytes)
-        self.receiver = BatchReceiver(self.store, folders, commit, limits, self.health)
+        commit = GroupCommit(self.store, self.storage, self.metrics, self.health)
+        self.receiver = BatchReceiver(self.store, self.storage, commit, limits, self.health)
         self.body_memory = ByteBudget(limits.held_bytes)
         self.concurrency = ConcurrencyLimit(limits.requests_at_once)
         self.request_rate = RateLimiter(limits.requests_per_second, 2 * limits.requests_per_second)
@@ -78,9 +80,16 @@ class ServerContext:
         watch("hyp_server_held_bytes", "Bytes of request bodies in memory", lambda: self.body_memory.reserved)
 
     def probe_storage(self) -> None:
-        for dataset in self.signals.values():
-            folder = batches.incoming_folder(segments.spool_folder(self.home, dataset.name))
-            self.health.probe(self.store, folder, self.limits.keep_free_bytes)
+        self.health.probe(self.store, self.storage.probe)
+
+
+def _open_storage(home_open: OpenHome, datasets: Sequence[str], limits: ServerLimits) -> BatchStorage:
+    objects = open_received(home_open.home, home_open.store)
+    if objects is None:
+        return FileStorage(home_open.home, home_open.store, datasets, limits.keep_free_bytes)
+    storage = ObjectStorage(objects)
+    storage.probe()
+    return storage
 
 
 def make_app(context: ServerContext) -> web.Application:
@@ -119,7 +128,7 @@ def _middleware(context: ServerContext) -> Middleware:
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
         except HypError as error:
-            log.warning("%s", error.message)
+            context.health.failed(error)
             response = unavailable("state_unavailable").response()
         except Exception:
             log.exception("a request failed")

@@ -13,7 +13,8 @@ A signed token is a JWT (HS256): `sub` is the gateway, `stp` is true if its rows
 bootstrap token it enrolled with, `own` that token's owner (its label, or the token itself), `lbl` its label; `jti`,
 `iat`, `exp`. It is signed with `server/signing.key` (32 random bytes). If the key is lost, all signed tokens become
 invalid and gateways enrol again. `server/server.id` lets gateways recognise the same server even after its state was
-lost. Both files are created once.
+lost. Both files are created once. All servers of a shared lake are the same server for its gateways: its id and key are
+in the state.
 
 The operator's commands (`hyp server token`, `hyp server gateways`) are here too. A bootstrap token is `hypb_` and 32
 random bytes. It is shown once and stored only as its sha256; it is random enough that a plain hash cannot be reversed.
@@ -39,13 +40,16 @@ import jwt
 from aiohttp import web
 
 from hypaware import faults
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.errors import HypError, StateError, UsageError
 from hypaware.home import Home, durable_files
+from hypaware.home.identity import is_member_id
 from hypaware.server import http
 from hypaware.server.http import HttpProblem, bad_request
 from hypaware.state import ledger
 from hypaware.state.home_opener import open_home
 from hypaware.state.ledger import GatewayClaim, GatewayRecord, ServerToken
+from hypaware.state.schema import get_meta, set_meta
 from hypaware.state.store import StateStore
 
 _after_key = faults.crash_point("server.keep.after-write", "the server's signing key or id is durable")
@@ -124,6 +128,8 @@ class Authenticator:
         gateway_id, secret, host = (_text_field(body, name) for name in ("gateway_id", "gateway_secret", "host"))
         if (gateway_id is None) != (secret is None):
             raise bad_request("bad_request", "gateway_id and gateway_secret must be sent together")
+        if gateway_id is not None and is_member_id(gateway_id):
+            raise bad_request("bad_request", "gateway_id is that of a machine which shares the lake of another gateway")
         with self._store.transaction() as connection:
             found = ledger.find_token(connection, hash_token(token))
             if found is None or found.use != "enrol" or found.refusal(datetime.now(UTC)):
@@ -213,7 +219,9 @@ def server_folder(home: Home) -> Path:
     return home.root / "server"
 
 
-def signing_key(home: Home) -> bytes:
+def signing_key(home: Home, store: StateStore) -> bytes:
+    if find_shared_lake(home) is not None:
+        return bytes.fromhex(_read_or_enter(store, "server_signing_key", lambda: secrets.token_hex(_KEY_BYTES)))
     path = server_folder(home) / "signing.key"
     key = _read_or_create(path, lambda: secrets.token_bytes(_KEY_BYTES))
     if len(key) != _KEY_BYTES:
@@ -226,9 +234,30 @@ def signing_key(home: Home) -> bytes:
     return key
 
 
-def server_id(home: Home) -> str:
-    raw = _read_or_create(server_folder(home) / "server.id", lambda: f"srv-{secrets.token_hex(8)}\n".encode())
+def server_id(home: Home, store: StateStore) -> str:
+    if find_shared_lake(home) is not None:
+        return _read_or_enter(store, "server_id", _new_server_id)
+    raw = _read_or_create(server_folder(home) / "server.id", lambda: f"{_new_server_id()}\n".encode())
     return raw.decode().strip()
+
+
+def _new_server_id() -> str:
+    return f"srv-{secrets.token_hex(8)}"
+
+
+def _read_or_enter(store: StateStore, key: str, make: Callable[[], str]) -> str:
+    """Return a value of the state, which the first server of the lake enters."""
+    with store.reading() as connection:
+        found = get_meta(connection, key)
+    if found is not None:
+        return found
+    with store.transaction() as connection:
+        found = get_meta(connection, key)
+        if found is None:
+            found = make()
+            set_meta(connection, key, found)
+    _after_key()
+    return found
 
 
 def _read_or_create(path: Path, make: Callable[[], bytes]) -> bytes:

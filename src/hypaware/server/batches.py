@@ -1,23 +1,15 @@
-"""Receive batches: validate them, write each to a file, enter many of them into the ledger at once, acknowledge them.
+"""Receive batches: validate them, make each durable, enter many of them into the ledger at once, acknowledge them.
 
-    incoming/<name>.<rows>.jsonl ──ledger──▶ sealed/<name>.<rows>.jsonl        (in spool/<dataset>/)
-
-`incoming/` holds durable batches that are not yet in the ledger, or were entered a moment ago. A file there is a spool
-segment, but no reader of the spool reads that folder: a batch that is not in the ledger is never flushed and never
-counted. A server recovers the folder before it listens: a batch that is in the ledger is moved to `sealed/`, because it
-may have been acknowledged; any other file is removed, because it was not acknowledged and its sender still has it.
+`batch_storage` says where batches are: files of this home, or objects of a shared lake.
 
 A batch moves from thread to thread without returning to the event loop, so an aborted request leaves no half-done work:
 its batch is stored or not, as if the client had stayed. The group commit enters durable batches in one transaction. One
-thread is the ledger's only writer.
+thread is this server's only writer of the ledger.
 
-    sync incoming/ ─▶ one transaction: known? overlapping? else enter ─▶ move to sealed/ ─▶ answer ─▶ sync the folders
+    store durably ─▶ one transaction: known? overlapping? else enter ─▶ accept ─▶ answer ─▶ settle
 
 While one group is committed, the next one gathers. The decision about a batch is made inside the transaction, so of two
-batches with the same id the second is answered only after the first is committed.
-
-No transaction begins before every move of the previous group is durable. Transactions also remove old ids from the
-ledger, and a file in incoming/ whose id was removed would look like a batch that was never acknowledged.
+batches with the same id the second is answered only after the first is committed, even if another server receives it.
 
 @ref delivery#server
 """
@@ -28,7 +20,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -36,30 +28,20 @@ from pathlib import Path
 
 from hypaware import faults
 from hypaware.errors import HypError
-from hypaware.home import Home, durable_files
 from hypaware.model.datasets import Dataset
 from hypaware.server.auth import Caller
-from hypaware.server.health import ServerMetrics, StorageHealth, log, require_free_space
+from hypaware.server.batch_storage import BatchStorage, segment_name
+from hypaware.server.health import ServerMetrics, StorageHealth, log
 from hypaware.server.http import BatchHeaders, HttpProblem, unavailable
 from hypaware.server.limits import FairQueue, ServerLimits
-from hypaware.server.validation import BatchClaims, ValidatedRows, ValidatorPool, create_batch_file
-from hypaware.spool import segments
-from hypaware.spool.segments import SUFFIX, SpoolFolder
-from hypaware.state import flushes, ledger
+from hypaware.server.validation import BatchClaims, ValidatedRows, ValidatorPool
+from hypaware.state import ledger, received
 from hypaware.state.ledger import BatchSender, Coverage, ReceivedBatch
 from hypaware.state.store import Connection, StateStore
 
-_before_sync = faults.crash_point(
-    "server.store.before-fsync", "a batch is written but not durable and not in the ledger"
-)
-_after_sync = faults.crash_point("server.store.after-fsync", "a batch is durable but not in the ledger")
-_before_keep = faults.crash_point("server.recover.before-rename", "a batch of the ledger is still in incoming/")
-_after_keep = faults.crash_point("server.recover.after-rename", "a batch that a killed server left is in sealed/")
-_before_drop = faults.crash_point("server.recover.before-unlink", "a batch that was not acknowledged is in incoming/")
 _before_register = faults.crash_point("server.register.before-commit", "batches are durable but not in the ledger")
-_after_register = faults.crash_point("server.register.after-commit", "batches are in the ledger and still in incoming/")
-_after_move = faults.crash_point(
-    "server.move.after-rename", "registered batches can be flushed but are not acknowledged"
+_after_register = faults.crash_point(
+    "server.register.after-commit", "batches are in the ledger; files are still in incoming/"
 )
 _after_answer = faults.crash_point(
     "server.answer.after-send", "batches are acknowledged; a power cut may undo their moves"
@@ -108,7 +90,7 @@ class IncomingBatch:
 
 @dataclass(frozen=True)
 class DurableBatch:
-    """A validated batch; its file, if it has rows, is written and synced."""
+    """A validated batch; its file or object, if it has rows, is durable."""
 
     incoming: IncomingBatch
     batch: ReceivedBatch
@@ -116,89 +98,13 @@ class DurableBatch:
     answer: AnswerBatch
 
 
-def incoming_folder(spool: SpoolFolder) -> Path:
-    return spool.path / "incoming"
-
-
-def create_incoming_folder(home: Home, dataset: str) -> SpoolFolder:
-    spool = segments.spool_folder(home, dataset)
-    spool.create()
-    durable_files.make_dir(incoming_folder(spool))
-    # An earlier server may have been killed before the folder's name was durable.
-    durable_files.fsync_dir(spool.path)
-    return spool
-
-
-def write_batch_file(spool: SpoolFolder, lines: bytes | Path, rows: int) -> Path:
-    """Write a file, unless a validation worker has written it, and sync it.
-
-    Its name is durable only after the folder is synced, once for many files.
-    """
-    path = lines if isinstance(lines, Path) else create_batch_file(incoming_folder(spool), lines, rows)
-    try:
-        _before_sync()
-        durable_files.fsync_file(path)
-    except BaseException:
-        discard_files([path])
-        raise
-    _after_sync()
-    return path
-
-
-def segment_name(path: Path) -> str:
-    return path.name.removesuffix(SUFFIX)
-
-
-def sealed_path(path: Path) -> Path:
-    return path.parent.parent / "sealed" / path.name
-
-
-def discard_files(paths: Iterable[Path]) -> None:
-    """Remove files that were not acknowledged. A file that cannot be removed is removed at the next start."""
-    for path in paths:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-
-
-def recover_incoming(home: Home, store: StateStore, *, ledger_lost: bool = False) -> tuple[int, int]:
-    """Move or remove the batches that a killed server left, and count both. Call it before the server listens.
-
-    Without the ledger it is unknown which batches were acknowledged. Every batch is kept then, and rows that are sent
-    again are recognised by their dedupe keys.
-    """
-    moved = removed = 0
-    for dataset in segments.list_spooled_datasets(home):
-        spool = segments.spool_folder(home, dataset)
-        paths = sorted(incoming_folder(spool).glob(f"*{SUFFIX}")) if incoming_folder(spool).is_dir() else []
-        if not paths:
-            continue
-        names = [segment_name(path) for path in paths]
-        with store.reading() as connection:
-            known = set(names) if ledger_lost else ledger.ledger_segments(connection, dataset, names)
-            # If a power cut undid a move, the segment may have been committed before.
-            needed = known - flushes.committed_segments(connection, dataset, names)
-        for path in paths:
-            if segment_name(path) in needed:
-                _before_keep()
-                durable_files.rename_durably(path, sealed_path(path))
-                _after_keep()
-                moved += 1
-            else:
-                _before_drop()
-                durable_files.remove_durably(path)
-                removed += 1
-    return moved, removed
-
-
 class GroupCommit:
-    def __init__(self, store: StateStore, metrics: ServerMetrics, health: StorageHealth, min_free: int) -> None:
+    def __init__(self, store: StateStore, storage: BatchStorage, metrics: ServerMetrics, health: StorageHealth) -> None:
         self._store = store
+        self._storage = storage
         self._metrics = metrics
         self._health = health
-        self._min_free = min_free
         self._queue: queue.SimpleQueue[DurableBatch | None] = queue.SimpleQueue()
-        self._unmoved: list[Path] = []
-        self._unsynced: set[Path] = set()
         self._last_seen: dict[tuple[str, str], float] = {}
         self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
         self._thread.start()
@@ -225,22 +131,19 @@ class GroupCommit:
             self._metrics.commits.observe(time.monotonic() - started_at)
             # If this fails, it is repeated before the next group, which cannot start without it.
             with suppress(OSError):
-                self._finish_moves()
+                self._storage.settle()
 
     def _outcomes(self, group: Sequence[DurableBatch]) -> Sequence[BatchOutcome]:
         paths = [each.path for each in group if each.path]
         try:
-            self._finish_moves()
-            for folder in {path.parent for path in paths}:
-                require_free_space(folder, self._min_free)
-                durable_files.fsync_dir(folder)
+            self._storage.begin(paths)
         except OSError as error:
-            discard_files(paths)
+            self._storage.discard(paths)
             return self._failed(group, error)
         try:
             return self._commit(group)
         except Exception as error:
-            self._roll_back(paths)
+            self._storage.roll_back(paths)
             return self._failed(group, error)
 
     def _failed(self, group: Sequence[DurableBatch], error: Exception) -> list[BatchOutcome]:
@@ -277,33 +180,11 @@ class GroupCommit:
                     ledger.touch_gateways(connection, tenant, {gateway_id: each.incoming.headers.host})
         _after_register()
         self._health.recovered()
-        for each, outcome in zip(group, outcomes, strict=True):
-            if each.path and isinstance(outcome, StoredBatch):
-                self._unmoved.append(each.path)
-            elif each.path:
-                discard_files([each.path])
-        # The batches are stored from here on; a move that fails is repeated before the next group.
-        with suppress(OSError):
-            self._move()
-        _after_move()
+        stored = {each.path for each, outcome in zip(group, outcomes, strict=True) if isinstance(outcome, StoredBatch)}
+        paths = [each.path for each in group if each.path]
+        self._storage.accept([path for path in paths if path in stored])
+        self._storage.discard([path for path in paths if path not in stored])
         return outcomes
-
-    def _roll_back(self, paths: Sequence[Path]) -> None:
-        """Remove the files of a failed transaction, except those that the ledger knows.
-
-        A transaction may be committed although it reported a failure. If the ledger cannot be read either, the next
-        start of the server decides.
-        """
-        try:
-            with self._store.reading() as connection:
-                for path in paths:
-                    dataset, name = path.parent.parent.name, segment_name(path)
-                    if ledger.ledger_segments(connection, dataset, [name]):
-                        self._unmoved.append(path)
-                    else:
-                        discard_files([path])
-        except HypError as error:
-            log.warning("cannot read the ledger; the next start recovers %d batches: %s", len(paths), error)
 
     def _enter(self, connection: Connection, each: DurableBatch) -> BatchOutcome:
         batch, headers = each.batch, each.incoming.headers
@@ -315,37 +196,24 @@ class GroupCommit:
             return OverlappingBatch(ledger.compute_coverage(delivered, delivery.range))
         if delivery and headers.acked_to is not None:
             ledger.forget_acknowledged(connection, batch.sender, delivery.source, headers.acked_to)
+        if batch.location and batch.segment and received.is_finished(connection, batch.sender.dataset, batch.segment):
+            # A flush has dropped the object, because it was not entered for so long.
+            return unavailable("storage_unavailable")
         ledger.record_batch(connection, batch)
         return StoredBatch(batch.rows)
-
-    def _finish_moves(self) -> None:
-        self._move()
-        for folder in list(self._unsynced):
-            durable_files.fsync_dir(folder)
-            self._unsynced.discard(folder)
-
-    def _move(self) -> None:
-        while self._unmoved:
-            path = self._unmoved[-1]
-            place = sealed_path(path)
-            # A missing file was moved before.
-            with suppress(FileNotFoundError):
-                path.rename(place)
-            self._unsynced |= {path.parent, place.parent}
-            self._unmoved.pop()
 
 
 class BatchReceiver:
     def __init__(
         self,
         store: StateStore,
-        folders: Mapping[str, SpoolFolder],
+        storage: BatchStorage,
         commit: GroupCommit,
         limits: ServerLimits,
         health: StorageHealth,
     ) -> None:
         self._store = store
-        self._folders = folders
+        self._storage = storage
         self._commit = commit
         self._health = health
         self._validators = ValidatorPool(limits)
@@ -388,17 +256,24 @@ class BatchReceiver:
             claims = BatchClaims(
                 batch.dataset, caller.gateway_id, headers.encoding, headers.content_sha, caller.is_stamped
             )
-            incoming = incoming_folder(self._folders[batch.dataset.name])
-            rows = self._validators.validate(claims, body, incoming)
+            rows = self._validators.validate(claims, body, self._storage.folder(batch.dataset.name))
             self._disk.submit(self._make_durable, batch, rows, answer)
 
     def _make_durable(self, batch: IncomingBatch, rows: ValidatedRows, answer: AnswerBatch) -> None:
         with self._answer_failure(answer):
-            path = write_batch_file(self._folders[batch.dataset.name], rows.lines, rows.rows) if rows.rows else None
-            segment = segment_name(path) if path else None
+            stored = self._storage.store(batch.dataset.name, rows.lines, rows.rows) if rows.rows else None
             headers = batch.headers
-            entry = ReceivedBatch(batch.sender, headers.id, headers.delivery, rows.rows, rows.content_sha, segment)
-            self._commit.put(DurableBatch(batch, entry, path, answer))
+            entry = ReceivedBatch(
+                batch.sender,
+                headers.id,
+                headers.delivery,
+                rows.rows,
+                rows.content_sha,
+                segment=segment_name(stored.path) if stored else None,
+                bytes=stored.bytes if stored else 0,
+                location=stored.location if stored else None,
+            )
+            self._commit.put(DurableBatch(batch, entry, stored.path if stored else None, answer))
 
     @contextmanager
     def _answer_failure(self, answer: AnswerBatch) -> Iterator[None]:

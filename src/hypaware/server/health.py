@@ -15,11 +15,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from hypaware.errors import HypError
-from hypaware.home import durable_files
 from hypaware.state.store import StateStore
 
 log = logging.getLogger("hypaware.server")
-_PROBE = b"storage probe of the HypAware server\n"
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 30)
 
 
@@ -39,13 +37,10 @@ class StorageHealth:
             log.info("batches can be stored again")
         self.problem = None
 
-    def probe(self, store: StateStore, folder: Path, min_free: int) -> None:
+    def probe(self, store: StateStore, try_storage: Callable[[], None]) -> None:
         """Test whether storing works. A server that is not ready gets no batches that would test it."""
-        path = folder / ".probe"
         try:
-            require_free_space(folder, min_free)
-            durable_files.write_atomic(path, _PROBE)
-            durable_files.remove_durably(path)
+            try_storage()
             with store.transaction():
                 pass
         except (OSError, HypError) as error:

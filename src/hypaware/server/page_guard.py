@@ -196,7 +196,7 @@ class PageGuard:
         return named or await self._tokens.find_viewer(request.cookies.get(self._cookie(request)))
 
     def _find_objection(self, request: web.Request) -> str | None:
-        """Return why a request is refused whoever sends it, or None."""
+        """Return why a request is refused for every sender, or None."""
         hosts = request.headers.getall(hdrs.HOST, [])
         if len(hosts) != 1 or _name_of(f"//{hosts[0]}") not in self._rules.hosts:
             return "this is not a name of the page; the server's operator sets it with --page-host"

@@ -52,7 +52,8 @@ async def serve_page(home: Home, options: TeamPageOptions, listeners: list[socke
     rules = options.to_rules()
     tls = load_certificate(options.tls_cert, options.tls_key)
     context = PageContext(home, PageAccess(is_team=True, may_change=False))
-    tokens = ViewerTokens(open_store(home), auth.signing_key(home))
+    store = open_store(home)
+    tokens = ViewerTokens(store, auth.signing_key(home, store))
     app, guard = make_team_app(context, tokens, rules)
     runner = web.AppRunner(
         app,

@@ -2,6 +2,8 @@
 
     lock ─▶ open the home ─▶ recover incoming/ ─▶ listen, announce the address ─▶ … SIGTERM ─▶ drain, close
 
+A server of a shared lake recovers nothing: other servers may be running, and a flush finds what a killed one left.
+
 `run/server.json` holds `{pid, listen}` while the server listens.
 
 A flush runs in the engine when the spool is large or old enough. A failed flush is retried with backoff; the server
@@ -37,13 +39,14 @@ from pathlib import Path
 from aiohttp import web
 
 from hypaware.config import Config, LiveConfig, MaintainConfig
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.engine import client
 from hypaware.engine.background import Backoff, TaskClock, run_in_thread, run_periodic_task
 from hypaware.engine.launcher import Engine
 from hypaware.errors import NotReady
 from hypaware.home import Home, daemon_process, durable_files, locks
 from hypaware.maintain.task import MaintenanceTask, quiet_hours_reason
-from hypaware.server import auth, batches
+from hypaware.server import auth, batch_storage
 from hypaware.server.app import ServerContext, make_app
 from hypaware.server.connections import open_listeners
 from hypaware.server.health import ServerMetrics, log
@@ -51,6 +54,7 @@ from hypaware.server.limits import ServerLimits
 from hypaware.server.page import PageProcess, TeamPageOptions, is_loopback
 from hypaware.server.tls import load_certificate
 from hypaware.spool import reader, segments
+from hypaware.spool.received import ReceivedObjects, open_received
 from hypaware.state import ledger
 from hypaware.state.home_opener import OpenHome, open_home
 
@@ -91,17 +95,10 @@ def run_server(
     # Never run Spark in this process, where it would take memory and time from requests: use an engine process.
     os.environ.pop("HYP_ENGINE", None)
     config = LiveConfig(home, log)
-    if config().lake.is_shared:
-        raise NotReady(
-            "lake.catalog, lake.state or lake.warehouse names a shared lake, but this version keeps the batches and "
-            "the ledger of a server only in its home; remove these settings",
-            kind="lake_elsewhere",
-            repair="hyp config show",
-        )
     with open_server(home, options) as context:
         tasks: AbstractAsyncContextManager[None] = nullcontext()
         if options.flush:
-            tasks = _running_tasks(engine or Engine(home), config, clock or TaskClock(), context.metrics)
+            tasks = _running_tasks(engine or Engine(home), config, clock or TaskClock(), context)
         asyncio.run(_until_signalled(context, tasks, options, say))
     log.info("the server has ended")
 
@@ -128,14 +125,16 @@ def open_server(home: Home, options: ServerOptions) -> Iterator[ServerContext]:
 def _recover(home_open: OpenHome) -> None:
     if home_open.rebuilt:
         log.warning("%s", home_open.rebuilt)
+    if find_shared_lake(home_open.home) is not None:
+        return
     had_ledger = (auth.server_folder(home_open.home) / "server.id").is_file()
-    server_id = auth.server_id(home_open.home)
+    server_id = auth.server_id(home_open.home, home_open.store)
     with home_open.store.transaction() as connection:
         lost = had_ledger and ledger.ledger_owner(connection) != server_id
         ledger.set_ledger_owner(connection, server_id)
     if lost:
         log.warning("the ledger was lost with the state; rows that are sent again are recognised by their dedupe keys")
-    moved, removed = batches.recover_incoming(home_open.home, home_open.store, ledger_lost=lost)
+    moved, removed = batch_storage.recover_incoming(home_open.home, home_open.store, ledger_lost=lost)
     if moved or removed:
         log.info("recovered %d acknowledged batches, removed %d that were not acknowledged", moved, removed)
 
@@ -234,10 +233,16 @@ async def _running_page(home: Home, options: TeamPageOptions) -> AsyncIterator[s
 
 @asynccontextmanager
 async def _running_tasks(
-    engine: Engine, config: Callable[[], Config], clock: TaskClock, metrics: ServerMetrics
+    engine: Engine, config: Callable[[], Config], clock: TaskClock, context: ServerContext
 ) -> AsyncIterator[None]:
-    home = engine.home
-    flush = ServerFlushTask(home, config, metrics, lambda: client.run_job(home, config(), "flush", {}, engine=engine))
+    home, metrics = engine.home, context.metrics
+    flush = ServerFlushTask(
+        home,
+        config,
+        metrics,
+        lambda: client.run_job(home, config(), "flush", {}, engine=engine),
+        received=open_received(home, context.store),
+    )
     reason_to_wait = partial(server_reason_to_wait, home)
     counter = _MaintenanceCounter(metrics)
     maintenance = MaintenanceTask(engine, config, counter, clock, reason_to_wait=reason_to_wait, log=log)
@@ -265,12 +270,14 @@ class ServerFlushTask:
         metrics: ServerMetrics,
         flush: Callable[[], object],
         poll_seconds: float = _POLL_SECONDS,
+        received: ReceivedObjects | None = None,
     ) -> None:
         self._home = home
         self._config = config
         self._metrics = metrics
         self._flush = flush
         self._poll_seconds = poll_seconds
+        self._received = received
 
     async def wait(self, retry_in: float | None) -> None:
         await asyncio.sleep(max(self._poll_seconds, retry_in or 0.0))
@@ -285,8 +292,9 @@ class ServerFlushTask:
         self._metrics.flushes.labels("failed").inc()
 
     def _is_due(self) -> bool:
-        """Decide from the spool's folders alone, without starting an engine."""
+        """Decide from the spool's folders and the list of received objects, without starting an engine."""
         spooled = [reader.summarize_spool(self._home, name) for name in segments.list_spooled_datasets(self._home)]
+        spooled += self._received.summarize() if self._received else []
         spooled = [each for each in spooled if each.segments]
         if not spooled:
             return False

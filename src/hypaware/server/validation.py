@@ -6,9 +6,9 @@ write it, is stored byte for byte; any other is coerced and serialised. A flush 
 Validation is nearly the whole cost of a batch and occupies one core, so batches with a large content, compressed or
 not, are validated in worker processes. The first one starts them; they end with the server, even if it is killed. Small
 batches are validated in the server's own process, because handing them over would cost more. A worker writes the rows
-to their file in `incoming/` itself, without a sync, because handing them back would cost as much as handing them over.
-If a worker dies, its batch is validated here; a file that it began has no entry in the ledger, so the next start
-removes it.
+to their file in `incoming/` itself, without a sync, or to their object, because handing them back would cost as much as
+handing them over. If a worker dies, its batch is validated here; what it began has no entry in the ledger, so it is
+removed like that of a killed server.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import orjson
 
 from hypaware.home import durable_files
+from hypaware.home.identity import is_own_gateway
+from hypaware.home.storage import ObjectPath, put_file
 from hypaware.model import canonical, datasets
 from hypaware.model.columns import BIGINT_RANGE, INT_RANGE, ColumnType, is_canonical_timestamp
 from hypaware.model.datasets import GATEWAY, Dataset, Row, RowRejected, coerce_row
@@ -70,7 +72,7 @@ class BatchClaims:
 @dataclass(frozen=True)
 class ValidatedRows:
     lines: bytes | Path
-    """The rows as segment lines, or the file to which a worker has written them; it is not synced."""
+    """The rows as segment lines, or the file or object to which a worker has written them; a file is not synced."""
     rows: int
     content_sha: str
 
@@ -84,7 +86,7 @@ class ValidatorPool:
         self._lock = threading.Lock()
 
     def validate(self, claims: BatchClaims, body: bytes, incoming: Path) -> ValidatedRows:
-        """Validate the batch. `incoming`: the folder for its file, if a worker validates it."""
+        """Validate the batch. `incoming`: the folder for its file or object, if a worker validates it."""
         if not self.processes or not _is_large(body, claims.encoding):
             return validate_batch(claims, body, self._limits)
         fields = (claims.dataset.name, claims.gateway_id, claims.encoding, claims.content_sha, claims.is_stamped)
@@ -125,8 +127,11 @@ def _validate_in_worker(
 
 
 def create_batch_file(incoming: Path, lines: bytes, rows: int) -> Path:
-    """Write the rows of a batch to a new file, without a sync. If that fails, there is no file."""
+    """Write the rows of a batch to a new file, without a sync, or to a new object. If that fails, there is no file."""
     path = incoming / segments.sealed_file_name(segments.new_segment_name(), rows)
+    if isinstance(path, ObjectPath):
+        put_file(path, io.BytesIO(lines))
+        return path
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         durable_files.write_all(fd, lines)
@@ -184,8 +189,8 @@ class _BatchRows:
             count += 1
             try:
                 raw = orjson.loads(line)
-                is_own = not has_gateway or (type(raw) is dict and raw.get(GATEWAY) == gateway_id)
-                if is_own and forms.is_storable(raw, line, gateway_id):
+                named = raw.get(GATEWAY) if has_gateway and type(raw) is dict else gateway_id
+                if self._is_own(named) and forms.is_storable(raw, line, named):
                     yield line.removesuffix(b"\n")
                 else:
                     yield orjson.dumps(self._coerce(raw, line))
@@ -200,10 +205,16 @@ class _BatchRows:
             raw = canonical.loads(line)
         if self._has_gateway and claims.is_stamped and isinstance(raw, dict):
             raw[GATEWAY] = claims.gateway_id
-        row = coerce_row(claims.dataset, raw, claims.gateway_id)
-        if self._has_gateway and row.setdefault(GATEWAY, claims.gateway_id) != claims.gateway_id:
+        named = raw.get(GATEWAY) if isinstance(raw, dict) else None
+        row = coerce_row(claims.dataset, raw, named if self._is_own(named) else claims.gateway_id)
+        if self._has_gateway and not self._is_own(row.setdefault(GATEWAY, claims.gateway_id)):
             raise RowRejected(f"column {GATEWAY}: it names another gateway")
         return row
+
+    def _is_own(self, gateway: Any) -> TypeGuard[str]:
+        """Return whether rows may name this gateway: a lake that machines share sends the rows of all of them."""
+        own = self._claims.gateway_id
+        return gateway == own or (type(gateway) is str and is_own_gateway(gateway, own))
 
     @cached_property
     def _may_hold_long_number(self) -> bool:

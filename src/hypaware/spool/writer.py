@@ -61,7 +61,7 @@ class SealRule:
 class Spool:
     def __init__(self, home: Home | str | os.PathLike[str], rule: SealRule | None = None) -> None:
         self.home = home if isinstance(home, Home) else Home(Path(home).expanduser().absolute())
-        self.gateway_id = read_identity(self.home).gateway_id
+        self.gateway_id = read_identity(self.home).gateway_of_rows(self.home.root)
         self._rule = rule or SealRule()
         self.sealed_by_size = 0
         self._segments: dict[_SegmentKind, ActiveSegment] = {}
@@ -121,7 +121,11 @@ class Spool:
         with self._lingering:
             self._closed = True
             self._lingering.notify()
+            sealer = self._sealer
         self.seal()
+        if sealer is not None:
+            # It may be sealing a segment that an append has already replaced.
+            sealer.join()
 
     def __enter__(self) -> Spool:
         return self
@@ -146,13 +150,15 @@ class Spool:
 
     def _seal(self, kind: _SegmentKind, segment: ActiveSegment) -> bool:
         """Seal a segment. A failed seal leaves a durable, unlocked file, which the next flush repairs."""
-        with self._guard:
-            if self._segments.get(kind) is segment:
-                del self._segments[kind]
         try:
             return segment.seal() is not None
         except OSError:
             return False
+        finally:
+            # Only now, so that `close` finds a segment that the sealer has begun to seal, and waits for it.
+            with self._guard:
+                if self._segments.get(kind) is segment:
+                    del self._segments[kind]
 
     def _seal_lingering(self) -> None:
         """Seal segments when their time is up. Ends with the last one, so that it does not keep the spool alive."""

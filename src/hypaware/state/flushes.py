@@ -23,7 +23,7 @@ import orjson
 
 from hypaware.errors import StateCorrupt, StateError
 from hypaware.model.row_counts import RowCounts
-from hypaware.state import streams
+from hypaware.state import received, streams
 from hypaware.state.schema import utc_now
 
 if TYPE_CHECKING:
@@ -103,9 +103,12 @@ class SourceCheckpoint:
     """(folder, session) of lines that a privacy rule excluded. They are imported when the rule is removed."""
     pin: SourcePin | None = None
     """The next part, if it may already be in the spool."""
+    machine: str = ""
+    """The member of a shared lake that has the file; empty in a lake of its own."""
 
 
 _COLUMNS = ", ".join(field.name for field in fields(SourceCheckpoint))
+_ONE_SOURCE = "machine = ? AND provider = ? AND dataset = ? AND path = ?"
 
 
 def next_sequence(connection: Connection) -> int:
@@ -245,6 +248,7 @@ def record_flush(connection: Connection, flush: Flush, outcome: FlushOutcome) ->
         rows_rejected=outcome.rows.rejected,
     )
     connection.execute("UPDATE segments SET status = 'committed', updated_at = ? WHERE flush_id = ?", (now, flush.id))
+    received.forget_committed_files(connection)
     raise_high_water(connection, flush.dataset, outcome.high_water)
     promote_checkpoints(connection, flush.id)
     streams.promote_watermarks(connection, flush.id)
@@ -341,14 +345,17 @@ def first_commit_above(connection: Connection, dataset: str, seq: int) -> dateti
 
 
 def load_checkpoints(
-    connection: Connection, provider: str, dataset: str, *, committed: Collection[str] = ()
+    connection: Connection, provider: str, dataset: str, *, machine: str = "", committed: Collection[str] = ()
 ) -> dict[str, SourceCheckpoint]:
-    """Return the checkpoints of a provider by path.
+    """Return the checkpoints of a provider on a machine by path.
 
     Includes the pending ones of the `committed` flushes, which are in the lake and not recorded yet.
     """
     parameters = {"provider": provider, "dataset": dataset}
     where = "WHERE provider = :provider AND dataset = :dataset"
+    if machine:
+        # Otherwise all are of this machine. A state that was not opened since the migration does not have this column.
+        parameters["machine"], where = machine, f"{where} AND machine = :machine"
     rows = connection.rows(f"SELECT * FROM sources {where}", parameters)
     for row in connection.rows(f"SELECT * FROM pending_sources {where}", parameters) if committed else ():
         if row.pop("flush_id") in committed:
@@ -365,8 +372,8 @@ def promote_checkpoints(connection: Connection, flush_id: str) -> None:
     """Make the checkpoints of a committed flush valid."""
     connection.execute(
         "DELETE FROM sources WHERE EXISTS (SELECT 1 FROM pending_sources AS pending WHERE pending.flush_id = ?"
-        " AND pending.provider = sources.provider AND pending.dataset = sources.dataset"
-        " AND pending.path = sources.path)",
+        " AND pending.machine = sources.machine AND pending.provider = sources.provider"
+        " AND pending.dataset = sources.dataset AND pending.path = sources.path)",
         (flush_id,),
     )
     connection.execute(
@@ -379,35 +386,45 @@ def discard_checkpoints(connection: Connection, flush_id: str) -> None:
     connection.execute("DELETE FROM pending_sources WHERE flush_id = ?", (flush_id,))
 
 
-def load_checkpoint(connection: Connection, provider: str, dataset: str, path: str) -> SourceCheckpoint | None:
-    where = "provider = ? AND dataset = ? AND path = ?"
-    row = connection.row(f"SELECT * FROM sources WHERE {where}", (provider, dataset, path))
+def load_checkpoint(
+    connection: Connection, provider: str, dataset: str, path: str, machine: str = ""
+) -> SourceCheckpoint | None:
+    row = connection.row(f"SELECT * FROM sources WHERE {_ONE_SOURCE}", (machine, provider, dataset, path))
     return checkpoint_from_row(row) if row else None
 
 
-def has_pending_checkpoint(connection: Connection, provider: str, dataset: str, path: str) -> bool:
+def has_pending_checkpoint(connection: Connection, provider: str, dataset: str, path: str, machine: str = "") -> bool:
     """Return whether an interrupted import may still replace the checkpoint of the source."""
-    where = "provider = ? AND dataset = ? AND path = ?"
-    return connection.value(f"SELECT 1 FROM pending_sources WHERE {where}", (provider, dataset, path)) is not None
+    found = connection.value(f"SELECT 1 FROM pending_sources WHERE {_ONE_SOURCE}", (machine, provider, dataset, path))
+    return found is not None
 
 
 def store_checkpoint(connection: Connection, checkpoint: SourceCheckpoint) -> None:
     """Store a checkpoint whose rows are in the spool. The caller holds the lock on the sources."""
     connection.execute(
-        "DELETE FROM sources WHERE provider = ? AND dataset = ? AND path = ?",
-        (checkpoint.provider, checkpoint.dataset, checkpoint.path),
+        f"DELETE FROM sources WHERE {_ONE_SOURCE}",
+        (checkpoint.machine, checkpoint.provider, checkpoint.dataset, checkpoint.path),
     )
     connection.insert("sources", checkpoint_to_row(checkpoint))
 
 
-def list_checkpoints(connection: Connection, dataset: str) -> list[SourceCheckpoint]:
-    """Return the checkpoints of all providers."""
-    return list(map(checkpoint_from_row, connection.rows("SELECT * FROM sources WHERE dataset = ?", (dataset,))))
+def list_checkpoints(connection: Connection, dataset: str, machine: str = "") -> list[SourceCheckpoint]:
+    """Return the checkpoints of all providers on a machine."""
+    sql = "SELECT * FROM sources WHERE dataset = ? AND machine = ?"
+    return list(map(checkpoint_from_row, connection.rows(sql, (dataset, machine))))
 
 
-def forget_checkpoints(connection: Connection, dataset: str, path: str | None = None) -> None:
-    """Forget the checkpoints of a dataset, or that of one source, so that the sources are imported again."""
-    connection.execute("DELETE FROM sources WHERE dataset = ? AND path = coalesce(?, path)", (dataset, path))
+def forget_checkpoints(connection: Connection, dataset: str) -> None:
+    """Forget the checkpoints of a dataset, of all machines, so that the sources are imported again."""
+    connection.execute("DELETE FROM sources WHERE dataset = ?", (dataset,))
+
+
+def forget_checkpoint(connection: Connection, checkpoint: SourceCheckpoint) -> None:
+    """Forget the checkpoints of one file, so that it is imported again."""
+    connection.execute(
+        "DELETE FROM sources WHERE dataset = ? AND machine = ? AND path = ?",
+        (checkpoint.dataset, checkpoint.machine, checkpoint.path),
+    )
 
 
 def checkpoint_from_row(row: Mapping[str, Any]) -> SourceCheckpoint:

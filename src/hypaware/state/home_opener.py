@@ -53,6 +53,10 @@ class OpenHome:
     def gateway_id(self) -> str:
         return self.identity.gateway_id
 
+    @property
+    def gateway_of_rows(self) -> str:
+        return self.identity.gateway_of_rows(self.home.root)
+
 
 def read_identity(home: Home, *, make: bool = True) -> Identity:
     """Return the identity of a home, which a producer needs. Open the state only if the mirror is unusable.
@@ -115,6 +119,7 @@ def _open_shared(home: Home, store: StateStore) -> OpenHome:
             kind="home_has_lake",
             repair="export HYP_HOME=<a new folder>",
         )
+    durable_files.make_dir(home.run)
     held = read_mirror(home.mirror)
     store.migrate()
     with store.reading() as connection:

@@ -22,6 +22,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+from hypaware.state import received
+from hypaware.state.received import ReceivedSegment
 from hypaware.state.schema import get_meta, set_meta, utc_now
 
 if TYPE_CHECKING:
@@ -71,6 +73,10 @@ class ReceivedBatch:
     content_sha: str
     segment: str | None
     """None if the batch had no rows."""
+    bytes: int = 0
+    """The size of the segment."""
+    location: str | None = None
+    """Where the segment is, if it is an object: its key below the root of the shared lake."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,9 @@ def record_batch(connection: Connection, batch: ReceivedBatch) -> None:
         values |= {"source": delivery.source, "seq_after": after, "seq_last": last}
         _add_range(connection, batch.sender, delivery)
     connection.insert("batches", {**asdict(batch.sender), **values, "segment": batch.segment})
+    if batch.segment is not None:
+        sender, segment = batch.sender, ReceivedSegment(batch.segment, batch.rows, batch.bytes, batch.location)
+        received.add_segment(connection, sender.tenant, sender.gateway_id, sender.dataset, segment)
 
 
 def _add_range(connection: Connection, sender: BatchSender, delivery: StreamRange) -> None:

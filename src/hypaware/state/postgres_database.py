@@ -1,7 +1,7 @@
 """The state in PostgreSQL, which several machines share. The statements of the state are the same as for SQLite.
 
 The tables are in a schema of their own. One transaction writes at a time, as in SQLite: it begins with an advisory lock
-of the schema, which the server releases when the transaction ends. A reader gets one snapshot and waits for nobody.
+of the schema, which the server releases when the transaction ends. A reader gets one snapshot and never waits.
 
 A client that is stopped or cut off in a transaction loses it: the server ends a session that is idle in a transaction
 for `idle_seconds`, which is shorter than others wait for the lock. What the client tries afterwards fails.

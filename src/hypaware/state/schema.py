@@ -20,6 +20,11 @@ _CHECKPOINT = """provider TEXT NOT NULL, dataset TEXT NOT NULL, path TEXT NOT NU
             size BIGINT NOT NULL, mtime_ns BIGINT NOT NULL, consumed BIGINT NOT NULL, prefix_hash TEXT NOT NULL,
             held TEXT NOT NULL, quiet INTEGER NOT NULL, left_out TEXT NOT NULL,
             since TEXT, until TEXT"""
+_MACHINE_CHECKPOINT = f"machine TEXT NOT NULL, {_CHECKPOINT}, ignored TEXT NOT NULL, pin TEXT"
+_CHECKPOINT_NAMES = (
+    "provider, dataset, path, inode, size, mtime_ns, consumed, prefix_hash, held, quiet, left_out, since, until,"
+    " ignored, pin"
+)
 
 MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
@@ -143,6 +148,34 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "0012_server_clocks",
         ("CREATE TABLE server_clocks (host TEXT PRIMARY KEY, seen_at TEXT NOT NULL, date TEXT NOT NULL)",),
+    ),
+    (
+        "0013_machines",
+        # A path means another file on another machine. The key of a table cannot be changed in place.
+        (
+            "ALTER TABLE sources RENAME TO sources_of_one_machine",
+            "ALTER TABLE pending_sources RENAME TO pending_sources_of_one_machine",
+            f"CREATE TABLE sources ({_MACHINE_CHECKPOINT}, PRIMARY KEY (machine, provider, dataset, path))",
+            f"""CREATE TABLE pending_sources (
+                flush_id TEXT NOT NULL, {_MACHINE_CHECKPOINT},
+                PRIMARY KEY (flush_id, machine, provider, dataset, path))""",
+            f"INSERT INTO sources SELECT '', {_CHECKPOINT_NAMES} FROM sources_of_one_machine",
+            f"INSERT INTO pending_sources SELECT flush_id, '', {_CHECKPOINT_NAMES} FROM pending_sources_of_one_machine",
+            "DROP TABLE sources_of_one_machine",
+            "DROP TABLE pending_sources_of_one_machine",
+        ),
+    ),
+    (
+        "0014_received",
+        (
+            """CREATE TABLE received (
+                dataset TEXT NOT NULL, segment TEXT NOT NULL, location TEXT, tenant TEXT NOT NULL,
+                gateway_id TEXT NOT NULL, row_count BIGINT NOT NULL, byte_count BIGINT NOT NULL,
+                received_at TEXT NOT NULL, PRIMARY KEY (dataset, segment))""",
+            """CREATE TABLE received_days (
+                tenant TEXT NOT NULL, gateway_id TEXT NOT NULL, day TEXT NOT NULL, row_count BIGINT NOT NULL,
+                byte_count BIGINT NOT NULL, PRIMARY KEY (tenant, gateway_id, day))""",
+        ),
     ),
 )
 

@@ -24,7 +24,7 @@ from hypaware.config import load as load_config
 from hypaware.errors import HypError
 from hypaware.home import Home
 from hypaware.lake import tombstones
-from hypaware.state.location import has_state, open_store
+from hypaware.state.location import find_machine, has_state, open_store
 from hypaware.state.store import Row
 from hypaware.status.diagnostics import Diagnostic, PartStatus, StatusInput, warning
 from hypaware.text import format_count
@@ -258,6 +258,9 @@ def _read_checkpoints(home: Home) -> dict[str, dict[str, Row]]:
                 )
         except (HypError, OSError, sqlite3.Error):
             return {}
+        machine = find_machine(home)
         for row in rows:
-            found.setdefault(row["provider"], {})[row["path"]] = row
+            # A state that was not opened since the migration does not have this column yet.
+            if row.get("machine", "") == machine:
+                found.setdefault(row["provider"], {})[row["path"]] = row
     return found

@@ -170,7 +170,8 @@ def _import_dataset(
     if not survey.due and not survey.spools and not any(each.advances for each in positions):
         return {each: each.seq for each in positions}
     with telemetry.span("cache.flush", component="takeover", operation="import_cache", hyp_dataset=name) as span:
-        with commit.reserve_import(target, numbering.size) as flush:
+        flush = commit.reserve_import(target, numbering.size)
+        with commit.discard_on_error(target, flush):
             pieces = build_pieces(numbering, flush.after, terms)
             settings = plan_build(target, flush, target.table.gateway_id)
             built = target.lake.run(list(_build_tasks(pieces, settings)))

@@ -1,4 +1,4 @@
-"""A small table for all tests of the query package."""
+"""A small table for the tests of each module. Modules share the Spark session and its tables with all others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROWS = 60
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def engine(engine_session: EngineSession, engine_home: Home) -> Iterator[EngineSession]:
     spark = engine_session.spark
     spark.sql(f"DROP TABLE IF EXISTS {schema.full_table_name(MESSAGES.name)} PURGE")

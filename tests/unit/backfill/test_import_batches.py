@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
-from hypaware.backfill import import_job
+from hypaware.backfill import batches
 from hypaware.backfill.source_rows import SourcePiece
 from hypaware.backfill.survey import read_import_state
 from hypaware.errors import LakeError
@@ -248,8 +248,8 @@ def test_a_resumed_session_adds_no_duplicates(home: Home, projects: Path, enviro
 def test_sequences_rise_with_time_regardless_of_file_names(
     home: Home, projects: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_job, "_TASK_BYTES", 1)
-    monkeypatch.setattr(import_job, "BATCH_BYTES", 5000)
+    monkeypatch.setattr(batches, "_TASK_BYTES", 1)
+    monkeypatch.setattr(batches, "BATCH_BYTES", (5000,))
     for place, name in enumerate("cab"):
         started = claude_files.START.replace(day=1 + place)
         write(projects / f"{name}.jsonl", turns(name, 4, start=started))

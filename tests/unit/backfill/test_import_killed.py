@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from hypaware.backfill import import_job
+from hypaware.backfill import batches
 from hypaware.faults import list_crash_points
 from hypaware.home import Home
 from hypaware.model.datasets import SEQ
@@ -75,7 +75,7 @@ def expected_parts() -> set[str]:
 def test_an_import_killed_at_any_point_is_finished_by_the_next_one_without_duplicates(
     home: Home, environment: dict[str, str], point: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_job, "BATCH_BYTES", 9000)
+    monkeypatch.setattr(batches, "BATCH_BYTES", (9000,))
     append(home, spooled := message_rows(5, attributes=None))
     lived = run_in_child(lambda: (import_history(home, environment), None)[1], crash_at=f"{point}:{times}")
     assert not lived or times > 1, "a point that is never reached guards nothing"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hypaware.backfill import providers, survey
-from hypaware.backfill.import_job import ImportBatch, make_tasks
+from hypaware.backfill.batches import ImportBatch, make_tasks
 from hypaware.backfill.source_rows import ImportContext, SourcePiece, SourceReport
 from hypaware.clients import reader
 from hypaware.clients.reader import TimeWindow

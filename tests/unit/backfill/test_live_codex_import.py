@@ -120,7 +120,7 @@ def test_rows_that_an_imported_rollout_could_still_improve_are_found_and_improve
         (source,) = find_unsettled(home, Config(), MESSAGES, open_home(home).gateway_id, chosen)
         assert (source.checkpoint, source.rows) == (chosen[0], settled)
         with store.transaction() as connection:
-            flushes.forget_checkpoints(connection, DATASET, source.checkpoint.path)
+            flushes.forget_checkpoint(connection, source.checkpoint)
     assert import_codex(home, environment).settled == settled
     assert SmallFiles(home).compact().errors == []
     assert usage(lake(home).values()) == usage(lake(alone).values())

@@ -162,6 +162,12 @@ def test_a_status_line_shows_the_session_today_and_this_month(home: Home) -> Non
     assert statusline(home, None)[1] == "$35.00 today | $35.00 this month\n"
 
 
+def test_a_month_without_usage_has_cost_nothing_in_the_status_line(home: Home) -> None:
+    make_home(home.root, response(1, at=(datetime.now(UTC) - timedelta(days=70)).isoformat(), usage=MILLION))
+
+    assert statusline(home, None)[1] == "$0.00 today | $0.00 this month\n"
+
+
 @pytest.mark.parametrize("status", ["", "{", "[]", '{"session_id": 3}', '{"session_id": "x", "cost": "much"}', "\0"])
 def test_a_status_line_survives_any_input(home: Home, status: str) -> None:
     make_home(home.root)

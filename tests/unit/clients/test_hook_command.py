@@ -45,7 +45,7 @@ def attached(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def notes(home: Home) -> Iterator[HookNotes]:
     """The notes that this process reads, as a daemon does."""
-    found = HookNotes(home, "claude")
+    found = HookNotes(home)
     found.announce()
     yield found
     found.retract()
@@ -173,7 +173,7 @@ def test_a_hook_is_harmless_after_hypaware_was_uninstalled(home: Home, shell: st
 def test_without_a_home_in_the_settings_the_hook_uses_that_of_its_environment(home: Home, tmp_path: Path) -> None:
     (tmp_path / "user").mkdir()
     (tmp_path / "user" / ".hyp").symlink_to(home.root)
-    HookNotes(home, "claude").announce()
+    HookNotes(home).announce()
     command = build_hook_command("claude", "/nonexistent/hyp", None)
     kept = {name: value for name, value in os.environ.items() if name not in ("HOME", "HYP_HOME")}
     for more in ({"HOME": str(tmp_path / "user")}, {"HOME": "/nonexistent", "HYP_HOME": str(home.root)}):

@@ -19,10 +19,17 @@ from hypaware.clients.client import Provider, TranscriptWriter
 from hypaware.clients.codex.rollout_writer import CodexRollout
 from hypaware.clients.copilot.history import CopilotHistory
 from hypaware.clients.gemini.history import GeminiHistory
+from hypaware.clients.opencode.history import OpenCodeHistory
 from hypaware.clients.qwen.history import QwenHistory
 from hypaware.clients.recorded_session import IMAGE_NOTE, NOT_RECORDED, RecordedSession, list_carried_parts
-from tests.support import claude_transcripts, codex_rollouts
+from hypaware.gateway.projection.conversation import ConversationCache
+from hypaware.gateway.projection.projector import project_exchange
+from hypaware.model.datasets import complete_row
+from hypaware.model.schemas import AI_GATEWAY_MESSAGES
+from tests.support import claude_transcripts, codex_rollouts, exchange_samples
 from tests.support.claude_transcripts import SESSION, answers, calls, says, user
+from tests.support.history import GATEWAY_ID, readable
+from tests.support.opencode_database import make_database
 from tests.support.restored_sessions import Rows, by_session, differences, read_rows, write_files
 from tests.support.strategies import json_values
 
@@ -32,7 +39,12 @@ WRITERS: Mapping[str, tuple[TranscriptWriter, Provider]] = {
     "claude": (ClaudeTranscript(), claude_transcripts.PROVIDER),
     "codex": (CodexRollout(), codex_rollouts.PROVIDER),
 }
-OTHERS: Mapping[str, Provider] = {"copilot": CopilotHistory(), "gemini": GeminiHistory(), "qwen": QwenHistory()}
+OTHERS: Mapping[str, Provider] = {
+    "copilot": CopilotHistory(),
+    "gemini": GeminiHistory(),
+    "opencode": OpenCodeHistory(),
+    "qwen": QwenHistory(),
+}
 EXPECTED_DIFFERENCES = {
     # The lines between messages are not recorded, nor is the request log with the system prompt and the tools. Two old
     # samples of subagents hold a message of the session and one of another.
@@ -46,6 +58,9 @@ def read_samples(client: str, folder: Path) -> Rows:
     provider = WRITERS[client][1] if client in WRITERS else OTHERS[client]
     if client == "claude":
         return read_rows(provider, claude_transcripts.unpacked(folder))
+    if client == "opencode":
+        folder.mkdir()
+        return read_rows(provider, [make_database(folder)])
     if client != "codex":
         return read_rows(provider, sorted((FIXTURES / client).rglob("*.jsonl")))
     folder.mkdir()
@@ -93,8 +108,51 @@ def test_the_transcript_of_every_sample_gives_its_rows_again(client: str, tmp_pa
 @pytest.mark.parametrize("source", [*WRITERS, *OTHERS])
 @pytest.mark.parametrize("target", WRITERS)
 def test_what_was_said_in_every_sample_is_carried_over_in_order(source: str, target: str, tmp_path: Path) -> None:
+    check_carried_over(by_session(read_samples(source, tmp_path / "samples")), target, tmp_path)
+
+
+@pytest.mark.parametrize("sample", exchange_samples.list_samples(), ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize("target", WRITERS)
+def test_a_session_that_only_the_gateway_recorded_is_carried_over(sample: Path, target: str, tmp_path: Path) -> None:
+    check_carried_over(by_session(gateway_rows(sample)), target, tmp_path)
+
+
+@pytest.mark.parametrize("sample", exchange_samples.list_samples(), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_session_that_only_the_gateway_recorded_is_given_back_to_its_client(sample: Path, tmp_path: Path) -> None:
+    """Its messages have ids of their own: what was said is there, once and in order, and the client can resume it."""
+    restored_any = False
+    for session_id, session in by_session(gateway_rows(sample)).items():
+        losses: Counter[str] = Counter()
+        parts = list_carried_parts(session, losses)
+        if not parts:
+            continue
+        again, _ = restored(session.client, session, tmp_path / session_id)
+        assert {row["session_id"] for row in again.values()} == {session_id}
+        # A fork has the messages of its origin first, which are older.
+        ordered = sorted(again.values(), key=lambda row: (row["message_created_at"], row["message_index"]))
+        texts = [row.get("content_text") for row in ordered]
+        said = [part.text for part in parts if part.kind in ("user", "assistant") and part.text != IMAGE_NOTE]
+        left = iter(texts)
+        assert all(text in left for text in said), (said, texts)
+        restored_any = True
+    assert restored_any or "err400" in sample.name
+
+
+def gateway_rows(sample: Path) -> Rows:
+    """Return the rows of a real client's requests, as the gateway records them."""
+    conversations = ConversationCache()
+    found: Rows = {}
+    for exchange in exchange_samples.read_sample(sample):
+        for row in project_exchange(exchange, conversations).rows:
+            stored = readable(complete_row(AI_GATEWAY_MESSAGES, dict(row), GATEWAY_ID))
+            found.setdefault(stored["part_id"], stored)
+    return found
+
+
+def check_carried_over(sessions: Mapping[str, RecordedSession], target: str, tmp_path: Path) -> None:
+    """Carry each session over, and compare what the other client then has with what was said."""
     writer, provider = WRITERS[target]
-    for session_id, session in by_session(read_samples(source, tmp_path / "samples")).items():
+    for session_id, session in sessions.items():
         losses: Counter[str] = Counter()
         parts = list_carried_parts(session, losses)
         if not parts:

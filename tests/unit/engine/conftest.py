@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hypaware import config
-from hypaware.engine import client, inline, launcher
+from hypaware.engine import client, inline
 from hypaware.engine.jobs import OnEvent, ignore_events
 from hypaware.engine.launcher import Engine
 from hypaware.home import Home
@@ -21,13 +21,13 @@ from tests.support import processes
 _CALLER = """
 import json, sys
 from hypaware import config
-from hypaware.engine import client, launcher
+from hypaware.engine import client
 from hypaware.engine.launcher import Engine
 from hypaware.errors import HypError
 from hypaware.home import Home
 
 # A second Ctrl-C of a slow test must find the command waiting, not at its end.
-launcher.CALLER_CANCEL_SECONDS = 600.0
+client.CALLER_CANCEL_SECONDS = 600.0
 home = Home.from_environment()
 engine = Engine(home, jobs="tests.support.engine_jobs", check=lambda: None)
 job, args = sys.argv[1], json.loads(sys.argv[2])
@@ -79,7 +79,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineOf
     for name in ("HYP_ENGINE", "HYP_CRASH_AT", "DEV_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     # A cancelled job ends within this time, even on a slow machine.
-    monkeypatch.setattr(launcher, "CALLER_CANCEL_SECONDS", 120.0)
+    monkeypatch.setattr(client, "CALLER_CANCEL_SECONDS", 120.0)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     home = Home(tmp_path / "home")
     yield EngineOfTests(Engine(home, jobs="tests.support.engine_jobs", check=lambda: None))

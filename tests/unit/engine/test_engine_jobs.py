@@ -58,6 +58,7 @@ def test_the_first_jobs_of_an_engine_can_arrive_at_the_same_time(home: Home) -> 
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from hypaware import config, errors
+from hypaware.engine import client
 from hypaware.engine.inline import InlineEngine
 from hypaware.home import Home
 
@@ -71,7 +72,7 @@ ready = threading.Barrier(2)
 def job(name):
     ready.wait()
     try:
-        engine.run(name, {"sql": "SELECT 1"}, lambda event: None)
+        client.call_job(home, engine.connect, name, {"sql": "SELECT 1"}, lambda event: None)
     except errors.HypError as error:
         return error.kind
 

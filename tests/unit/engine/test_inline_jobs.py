@@ -14,9 +14,9 @@ import pytest
 from hypaware import config, errors
 from hypaware.engine import client, inline, launcher
 from hypaware.engine.inline import InlineEngine
-from hypaware.engine.jobs import Event, Job, JobContext
+from hypaware.engine.jobs import Event, Job, JobContext, ignore_events
 from hypaware.engine.lake_owner import Wait
-from hypaware.engine.launcher import HandedOver
+from hypaware.engine.protocol import JobConnection
 
 if TYPE_CHECKING:
     from tests.unit.engine.conftest import EngineOfTests, Eventually
@@ -150,15 +150,18 @@ def test_an_inline_job_that_waits_for_the_lake_yields_to_a_new_engine(
     jobs = make_job_module(monkeypatch, use_spark)
     here = InlineEngine(engine.home, config.load(engine.home), jobs, open_spark=lambda: taken)
     notes: list[Event] = []
+    pids: list[int] = []
+
+    def connect() -> JobConnection:
+        return client.ensure_engine(engine.engine, ignore_events) if pids else here.connect()
 
     def start_when_told_of_the_wait(event: Event) -> None:
         assert not isinstance(event, bytes)
         if event["event"] == "note":
             notes.append(event)
-            start_engine(engine, monkeypatch)
+            pids.append(start_engine(engine, monkeypatch))
 
-    with pytest.raises(HandedOver):
-        here.run("echo", {}, start_when_told_of_the_wait)
+    assert client.call_job(engine.home, connect, "echo", {}, start_when_told_of_the_wait)["pid"] == pids[0]
     assert [event["message"] for event in notes if not isinstance(event, bytes)] == [
         "waiting for another process, which is using the lake"
     ]

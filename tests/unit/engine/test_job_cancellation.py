@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hypaware import errors
-from hypaware.engine import client, launcher
+from hypaware.engine import client
 from hypaware.engine.jobs import Event
 from hypaware.home import durable_files
 
@@ -62,7 +62,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_job_that_does_not_end(
 def test_a_job_that_ignores_cancellation_does_not_block_the_command_forever(
     engine: EngineOfTests, files: dict[str, str], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "CALLER_CANCEL_SECONDS", 0.05)
+    monkeypatch.setattr(client, "CALLER_CANCEL_SECONDS", 0.05)
 
     def interrupt() -> None:
         eventually(Path(files["began"]).exists)

@@ -66,10 +66,20 @@ def _served(
         assert started.wait(PATIENCE)
         yield f"{'https' if tls else 'http'}://127.0.0.1:{addresses[0][1]}"
     finally:
-        asyncio.run_coroutine_threadsafe(runner.result().cleanup(), loop).result(PATIENCE)
+        asyncio.run_coroutine_threadsafe(_close(runner.result()), loop).result(PATIENCE)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+async def _close(runner: web.AppRunner) -> None:
+    """End the server and its connections. Closing one with TLS takes until the client has answered."""
+    assert runner.server is not None
+    transports = [each.transport for each in runner.server.connections if each.transport is not None]
+    sockets = [transport.get_extra_info("socket") for transport in transports]
+    await runner.cleanup()
+    while any(each is not None and each.fileno() >= 0 for each in sockets):
+        await asyncio.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hypaware.config import Config, PrivacyConfig, RedactionConfig
+from hypaware.errors import Retryable
 from hypaware.gateway import exchange_writer
 from hypaware.gateway.exchange import RecordedBody, RecordedExchange
 from hypaware.gateway.exchange_writer import OTHER_KINDS, OTHER_PATHS, ExchangeCounts, ExchangeWriter
@@ -29,7 +30,6 @@ from hypaware.spool import segments
 from hypaware.spool.reader import read_spooled_rows
 from hypaware.spool.writer import Spool
 from tests.support import exchange_samples, small_disk
-from tests.support.processes import eventually
 from tests.support.upstream_stub import anthropic_events
 
 SAMPLES = sorted(exchange_samples.SAMPLES.rglob("*.ndjson.xz"))
@@ -316,9 +316,11 @@ def test_a_full_disk_delays_storing_without_loss(tmp_path: Path) -> None:
         home = Home(disk.root / "home")
         with open_writer(home) as writer:
             writer.write(question("before"))
-            eventually(lambda: writer.counts.recorded == 1)
+            writer.store()
             disk.fill()
             writer.write(question("during " + "x" * 100_000, exchange_id="exchange-2"))
+            with pytest.raises(Retryable):
+                writer.store()
             disk.make_room()
             writer.write(question("after", exchange_id="exchange-3"))
         assert (writer.counts.recorded, writer.counts.lost) == (3, 0)

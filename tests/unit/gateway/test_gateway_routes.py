@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hypaware.clients import attach
+from hypaware.clients.claude.attach import CLAUDE_BASE
+from hypaware.clients.codex.attach import CODEX_BASE, CODEX_CHATGPT_BASE
 from hypaware.config import UpstreamConfig
 from hypaware.gateway.routes import Route, Routes
 
@@ -42,9 +43,9 @@ def test_both_clients_share_one_address(target: str, expected: tuple[str, str, s
 @pytest.mark.parametrize(
     ("base", "path", "url"),
     [
-        (attach.CLAUDE_BASE, "/v1/messages", "https://api.anthropic.com/v1/messages"),
-        (attach.CODEX_BASE, "/responses", "https://api.openai.com/v1/responses"),
-        (attach.CODEX_CHATGPT_BASE, "/responses", "https://chatgpt.com/backend-api/codex/responses"),
+        (CLAUDE_BASE, "/v1/messages", "https://api.anthropic.com/v1/messages"),
+        (CODEX_BASE, "/responses", "https://api.openai.com/v1/responses"),
+        (CODEX_CHATGPT_BASE, "/responses", "https://chatgpt.com/backend-api/codex/responses"),
     ],
 )
 def test_the_base_urls_of_attach_reach_the_clients_own_providers(base: str, path: str, url: str) -> None:

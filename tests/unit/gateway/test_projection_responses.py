@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from hypaware.clients.client_requests import CallKind
 from hypaware.gateway.exchange import SseEvent
 from hypaware.gateway.projection.conversation import ConversationCache
 from hypaware.gateway.projection.projector import project_exchange
-from hypaware.gateway.projection.turn import CallKind
 from hypaware.model import canonical
 from hypaware.model.datasets import Row
 from tests.support import exchange_samples

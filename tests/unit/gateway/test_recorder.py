@@ -219,6 +219,60 @@ def test_a_lasting_error_does_not_delay_stopping(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_exchanges_that_wait_for_each_other_are_stored_together(tmp_path: Path) -> None:
+    handle, steps = BlockedHandler(), list[int]()
+    recorder = Recorder(handle, tmp_path, store=lambda: steps.append(len(handle.kept)), limits=SMALL)
+    recorder.start()
+    record_exchange(recorder)
+    assert handle.begun.acquire(timeout=PATIENCE)
+    for _ in range(3):
+        record_exchange(recorder)
+    eventually(lambda: recorder.queue.qsize() == 3)
+    handle.go_on.set()
+    eventually(lambda: steps == [4])
+    recorder.stop()
+
+    assert recorder.counts == RecorderCounts(kept=4)
+
+
+def test_a_full_disk_delays_storing_until_there_is_room(tmp_path: Path) -> None:
+    kept, tries = KeptExchanges(), iter((True, True, False))
+    stored = threading.Event()
+
+    def store() -> None:
+        if next(tries, False):
+            raise Retryable("the disk is full")
+        stored.set()
+
+    recorder = Recorder(kept, tmp_path, store=store, limits=SMALL)
+    recorder.start()
+    record_exchange(recorder)
+    assert stored.wait(PATIENCE)
+    recorder.stop()
+
+    assert len(kept.wait(1)) == 1
+
+
+def test_an_attempt_that_began_before_stopping_is_not_the_last(tmp_path: Path) -> None:
+    """The disk has room again just when the daemon stops; the waiting exchanges must not be given up."""
+    begun, stored = threading.Event(), list[bool]()
+
+    def store() -> None:
+        stored.append(begun.is_set())
+        if not begun.is_set():
+            begun.set()
+            eventually(recorder._stopping.is_set)
+            raise Retryable("the disk is full")
+
+    recorder = Recorder(KeptExchanges(), tmp_path, store=store, limits=SMALL)
+    recorder.start()
+    record_exchange(recorder)
+    assert begun.wait(PATIENCE)
+    recorder.stop()
+
+    assert stored[:2] == [False, True]
+
+
 def test_an_exchange_that_cannot_be_stored_is_counted_and_not_quoted_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

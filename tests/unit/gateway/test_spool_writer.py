@@ -2,165 +2,148 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
+from hypaware.config import Config
 from hypaware.errors import Retryable
-from hypaware.gateway import exchange_writer
-from hypaware.gateway.exchange_writer import MAX_ENTRIES, ExchangeRows, SpoolWriter
+from hypaware.gateway.exchange import RecordedExchange
+from hypaware.gateway.exchange_writer import MAX_BYTES, MAX_ENTRIES, ExchangeWriter
 from hypaware.home import Home
 from hypaware.model.datasets import Row
 from hypaware.spool.reader import read_spooled_rows
 from hypaware.spool.writer import Spool
-from tests.support.processes import eventually, run, was_killed
+from tests.support import exchange_samples
+from tests.support.processes import run, was_killed
 
 RAW, MESSAGES = "ai_gateway_exchanges", "ai_gateway_messages"
 
 
-class Disk:
-    """A spool that fails or blocks on request."""
+class RefusingSpool(Spool):
+    """A spool that fails on request."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Home) -> None:
+        super().__init__(home)
         self.appended: list[tuple[str, bool, list[str]]] = []
         self.refusing: Callable[[str, Sequence[Row]], Exception | None] = lambda _dataset, _rows: None
-        self.tries = 0
-        self.may_go_on = threading.Event()
-        self.may_go_on.set()
 
     def append_coerced(self, dataset: str, rows: Sequence[Row], *, deferrable: bool = False) -> int:
-        self.tries += 1
-        assert self.may_go_on.wait(60)
         if (error := self.refusing(dataset, rows)) is not None:
             raise error
         if rows:
-            self.appended.append((dataset, deferrable, [row["id"] for row in rows]))
-        return len(rows)
+            ids = [row["exchange_id"] if dataset == RAW else row["part_id"] for row in rows]
+            self.appended.append((dataset, deferrable, ids))
+        return super().append_coerced(dataset, rows, deferrable=deferrable)
 
 
-class LostCounter:
-    def __init__(self) -> None:
-        self.count = 0
+@contextmanager
+def open_writer(home: Home) -> Iterator[tuple[RefusingSpool, ExchangeWriter]]:
+    spool = RefusingSpool(home)
+    with spool:
+        writer = ExchangeWriter(spool, Config())
+        yield spool, writer
+        spool.refusing = lambda _dataset, _rows: None
+        writer.close()
 
-    def __call__(self) -> None:
-        self.count += 1
 
-
-def exchange_rows(name: str, stored: list[str], size: int = 10) -> ExchangeRows:
-    return ExchangeRows(
-        {"id": name}, [{"id": f"{name}-own"}], [{"id": f"{name}-other"}], size, lambda: stored.append(name)
+def question(name: str, words: str = "hello") -> RecordedExchange:
+    """A question of a session of its own."""
+    body = {"messages": [{"role": "user", "content": words}], "metadata": {"user_id": f"user_session_{name:->12}"}}
+    return exchange_samples.to_recording(
+        exchange_samples.build_exchange("/v1/messages", body, "", client_name="claude", exchange_id=name)
     )
 
 
-def test_queued_exchanges_are_stored_together_raw_rows_first() -> None:
-    disk, lost, stored = Disk(), LostCounter(), list[str]()
-    disk.may_go_on.clear()
-    writer = SpoolWriter(disk.append_coerced, lost, retry_seconds=(0.001,))
-    writer.add(exchange_rows("a", stored))
-    eventually(lambda: disk.tries == 1)
-    for name in "bcd":
-        writer.add(exchange_rows(name, stored))
-    assert stored == []
-    disk.may_go_on.set()
-    writer.close()
+def test_written_exchanges_are_stored_together_raw_rows_first(home: Home) -> None:
+    natives = exchange_samples.read_recordings(next(iter(sorted(exchange_samples.SAMPLES.glob("codex-*/*.xz")))))[:3]
+    found = [question("a"), *natives, question("b")]
+    with open_writer(home) as (spool, writer):
+        for recording in found:
+            writer.write(recording)
+        assert (spool.appended, writer.counts.recorded) == ([], 0)
+        writer.store()
 
-    assert stored == list("abcd")
-    assert disk.appended[3:] == [
-        (RAW, False, ["b", "c", "d"]),
-        (MESSAGES, False, ["b-own", "c-own", "d-own"]),
-        (MESSAGES, True, ["b-other", "c-other", "d-other"]),
-    ]
-    assert lost.count == 0
+        assert [(dataset, deferrable) for dataset, deferrable, _ in spool.appended] == [
+            (RAW, False),
+            (MESSAGES, False),
+            (MESSAGES, True),
+        ]
+        assert spool.appended[0][2] == [each.exchange_id for each in found]
+        assert (writer.counts.recorded, writer.counts.lost) == (len(found), 0)
 
 
-def test_a_temporarily_full_disk_gets_each_row_once() -> None:
-    disk, lost, stored = Disk(), LostCounter(), list[str]()
-    failures = iter([True, True, False])
-    disk.refusing = lambda dataset, _rows: Retryable("full") if dataset == MESSAGES and next(failures, False) else None
-    writer = SpoolWriter(disk.append_coerced, lost, retry_seconds=(0.001,))
-    writer.add(exchange_rows("b", stored))
-    eventually(lambda: stored == ["b"])
-    writer.close()
-    assert [(dataset, ids) for dataset, _, ids in disk.appended] == [
-        (RAW, ["b"]),
-        (MESSAGES, ["b-own"]),
-        (MESSAGES, ["b-other"]),
-    ]
+def test_a_temporarily_full_disk_gets_each_row_once(home: Home) -> None:
+    with open_writer(home) as (spool, writer):
+        spool.refusing = lambda dataset, _rows: Retryable("full") if dataset == MESSAGES else None
+        writer.write(question("a"))
+        for _ in range(2):
+            with pytest.raises(Retryable):
+                writer.store()
+        assert writer.counts.recorded == 0
+        spool.refusing = lambda _dataset, _rows: None
+        writer.write(question("b"))
+        assert writer.counts.recorded == 1, "the rows that wait are stored before another exchange is accepted"
+        writer.store()
+
+        stored = [each for _, _, ids in spool.appended for each in ids]
+        assert [ids for dataset, _, ids in spool.appended if dataset == RAW] == [["a"], ["b"]]
+        assert len(stored) == len(set(stored)) == 6
+        assert (writer.counts.recorded, writer.counts.lost) == (2, 0)
 
 
-def test_closing_does_not_wait_for_a_full_disk_and_counts_the_loss() -> None:
-    disk, lost, stored = Disk(), LostCounter(), list[str]()
-    disk.refusing = lambda _dataset, _rows: Retryable("full")
-    writer = SpoolWriter(disk.append_coerced, lost, retry_seconds=(0.001,))
-    writer.add(exchange_rows("a", stored))
-    eventually(lambda: disk.tries > 2)
-    for number in range(MAX_ENTRIES):
-        writer.add(exchange_rows(f"n-{number}", stored))
-    blocked = threading.Thread(target=lambda: writer.add(exchange_rows("one too many", stored)))
-    blocked.start()
-    writer.stop_retrying()
-    blocked.join(60)
-    writer.close()
+def test_closing_with_a_full_disk_counts_the_loss(home: Home) -> None:
+    with open_writer(home) as (spool, writer):
+        spool.refusing = lambda _dataset, _rows: Retryable("full")
+        for number in range(3):
+            writer.write(question(f"n-{number}"))
+        writer.close()
 
-    assert (stored, lost.count) == ([], MAX_ENTRIES + 2)
+    assert (writer.counts.recorded, writer.counts.lost) == (0, 3)
 
 
-def test_an_attempt_that_began_before_closing_is_not_the_last() -> None:
-    """The disk has room again just when the daemon stops; the waiting batch must not be given up."""
-    disk, lost, stored = Disk(), LostCounter(), list[str]()
-    failures = iter([Retryable("full")])
+def test_an_exchange_with_a_permanent_error_is_lost_alone(home: Home) -> None:
+    with open_writer(home) as (spool, writer):
+        spool.refusing = lambda _dataset, rows: (
+            ValueError("no") if any(row.get("exchange_id") == "bad" for row in rows) else None
+        )
+        for name in ("good", "bad", "better"):
+            writer.write(question(name))
+        writer.store()
 
-    def refusing(_dataset: str, _rows: Sequence[Row]) -> Exception | None:
-        if (error := next(failures, None)) is not None:
-            writer.stop_retrying()
-        return error
-
-    disk.refusing = refusing
-    writer = SpoolWriter(disk.append_coerced, lost, retry_seconds=(0.001,))
-    writer.add(exchange_rows("a", stored))
-    eventually(lambda: stored or lost.count)
-    writer.close()
-    assert (stored, lost.count) == (["a"], 0)
+    assert [ids for dataset, _, ids in spool.appended if dataset == RAW] == [["good"], ["better"]]
+    assert (writer.counts.recorded, writer.counts.lost) == (2, 1)
 
 
-def test_an_exchange_with_a_permanent_error_is_lost_alone() -> None:
-    disk, lost, stored = Disk(), LostCounter(), list[str]()
-    disk.refusing = lambda _dataset, rows: ValueError("no") if any(row["id"] == "bad" for row in rows) else None
-    disk.may_go_on.clear()
-    writer = SpoolWriter(disk.append_coerced, lost, retry_seconds=(0.001,))
-    writer.add(exchange_rows("first", stored))
-    eventually(lambda: disk.tries == 1)
-    for name in ("good", "bad", "better"):
-        writer.add(exchange_rows(name, stored))
-    disk.may_go_on.set()
-    writer.close()
+def test_the_next_request_of_a_lost_exchange_produces_its_messages(home: Home) -> None:
+    with open_writer(home) as (spool, writer):
+        spool.refusing = lambda _dataset, _rows: ValueError("no")
+        writer.write(question("a"))
+        writer.store()
+        assert writer.counts.lost == 1
+        spool.refusing = lambda _dataset, _rows: None
+        writer.write(question("a"))
 
-    assert (stored, lost.count) == (["first", "good", "better"], 1)
+    assert [row["content_text"] for row in read_spooled_rows(home, MESSAGES) if row["role"] == "user"] == ["hello"]
 
 
 @pytest.mark.hazard(57)
-def test_the_queue_is_bounded_in_bytes() -> None:
-    disk, lost, stored = Disk(), LostCounter(), list[str]()
-    disk.may_go_on.clear()
-    writer = SpoolWriter(disk.append_coerced, lost, retry_seconds=(0.001,))
-    writer.add(exchange_rows("first", stored))
-    eventually(lambda: disk.tries == 1)
-    writer.add(exchange_rows("large", stored, size=exchange_writer.MAX_BYTES))
-    waiting = threading.Event()
+def test_the_rows_that_wait_are_bounded_in_number_and_bytes(home: Home) -> None:
+    with open_writer(home) as (spool, writer):
+        for number in range(MAX_ENTRIES):
+            writer.write(question(f"n-{number}"))
+        assert spool.appended == []
+        spool.refusing = lambda _dataset, _rows: Retryable("full")
+        with pytest.raises(Retryable):
+            writer.write(question("one too many"))
+        spool.refusing = lambda _dataset, _rows: None
+        writer.write(question("large", "word " * (MAX_BYTES // 5)))
+        assert writer.counts.recorded == MAX_ENTRIES
+        writer.write(question("small"))
+        assert writer.counts.recorded == MAX_ENTRIES + 1
 
-    def add() -> None:
-        waiting.set()
-        writer.add(exchange_rows("small", stored))
-
-    thread = threading.Thread(target=add)
-    thread.start()
-    assert waiting.wait(60)
-    assert thread.is_alive()
-    disk.may_go_on.set()
-    thread.join(60)
-    writer.close()
-    assert stored == ["first", "large", "small"]
+    assert (writer.counts.recorded, writer.counts.lost) == (MAX_ENTRIES + 2, 0)
 
 
 _KILLED = """

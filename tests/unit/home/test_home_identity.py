@@ -61,3 +61,23 @@ def test_the_machine_has_one_id() -> None:
     assert identity.machine_id()
     identity.machine_id.cache_clear()
     assert identity.machine_id() == identity.machine_id()
+
+
+def test_each_home_of_a_shared_lake_has_a_gateway_id_of_its_own_for_rows(
+    tmp_path: Path, known: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, (one, two) = known.as_shared(), (tmp_path / "one", tmp_path / "two")
+    found = {shared.gateway_of_rows(one), shared.gateway_of_rows(two)}
+    monkeypatch.setattr(identity, "machine_id", lambda: "another machine")
+    found |= {shared.gateway_of_rows(one), shared.gateway_of_rows(two)}
+    assert len(found) == 4, "another path, and another machine, is another member"
+    assert all(identity.is_own_gateway(each, known.gateway_id) for each in found)
+
+
+def test_rows_of_a_home_with_a_lake_of_its_own_carry_its_gateway_id(tmp_path: Path, known: Identity) -> None:
+    assert known.gateway_of_rows(tmp_path) == known.gateway_id
+
+
+@pytest.mark.parametrize("other", [None, "", "gw-10", "gw-10.member", "gw", "x.gw-1"])
+def test_a_gateway_whose_id_is_alike_is_another_one(other: str | None) -> None:
+    assert not identity.is_own_gateway(other, "gw-1")

@@ -143,6 +143,13 @@ def test_an_unknown_id_names_the_nearest(tmp_path: Path, given: str, nearest: st
     assert raised.value.repair == ("hyp sessions",)
 
 
+def test_an_empty_id_suggests_no_session(tmp_path: Path) -> None:
+    with sample(tmp_path) as index, pytest.raises(HypError, match=r"^the given id of a session is empty\.$") as raised:
+        find_session(index, "")
+
+    assert raised.value.repair == ("hyp sessions",)
+
+
 @pytest.mark.parametrize("given", ["", "x"])
 def test_without_sessions_every_id_is_unknown(tmp_path: Path, given: str) -> None:
     with index_of(tmp_path) as index:

@@ -560,7 +560,7 @@ def test_an_unreadable_segment_blocks_only_itself(home: Home, monkeypatch: pytes
             raise OSError(errno.EIO, "Input/output error")
         return real(path, *args, **kwargs)
 
-    monkeypatch.setattr("hypaware.lake.segment_build.open", fails, raising=False)
+    monkeypatch.setattr("hypaware.home.storage.open", fails, raising=False)
     with pytest.raises(Retryable, match="Input/output error"):
         flush(home)
     assert parts(home) == sorted(f"message-{n}#0" for n in range(5, 10))

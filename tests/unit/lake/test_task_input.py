@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from hypaware.home.storage import BucketSettings, ObjectPath, register_bucket
 from hypaware.lake import task_input
-from hypaware.lake.build import BuildFailure, BuildResult, BuildSettings, SliceUnreadable
+from hypaware.lake.build import BuildFailure, BuildResult, BuildSettings, SliceUnreadable, run_catching
 from hypaware.lake.segment_build import SegmentSlice, SegmentTask
 from hypaware.lake.task_input import PackedInput, copied_inputs, pack_inputs, run_copied
 from hypaware.model.datasets import INTERNAL
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
+from tests.support.ports import held_port
 
 
 def settings(folder: Path) -> BuildSettings:
@@ -101,3 +103,17 @@ def test_a_task_without_questions_returns_its_result(tmp_path: Path) -> None:
     found = run_copied((task, {}), packed, pieces)
     assert isinstance(found, BuildResult)
     assert [each.line for each in found.rejects] == [b"not json\n"]
+
+
+@pytest.mark.parametrize("has_keys", [True, False], ids=["no answer", "no keys"])
+def test_a_store_that_does_not_give_an_object_is_not_the_fault_of_its_rows(tmp_path: Path, has_keys: bool) -> None:
+    """Otherwise a flush would look for poison rows in the object, and reject each of them."""
+    keys = tmp_path / "keys"
+    keys.write_text("[default]\naws_access_key_id = someone\naws_secret_access_key = else\n" if has_keys else "")
+    with held_port() as port:
+        address = f"http://127.0.0.1:{port}"
+        register_bucket("nowhere", BucketSettings(address, "us-east-1", path_style=True, credentials=str(keys)))
+        piece = SegmentSlice("segment", ObjectPath("s3://nowhere/segment.1.jsonl"), 1, 0, 1)
+        found = run_catching(SegmentTask(settings(tmp_path), (piece,)))
+    assert isinstance(found, BuildFailure)
+    assert (found.segment, found.is_environmental) == (None, True)

@@ -53,7 +53,7 @@ columns = st.fixed_dictionaries(
     optional={
         "part_id": st.sampled_from(["", "m1#0", "m2#0", "m3#1"]),
         "message_id": st.sampled_from(["m1", "m2", "m3"]),
-        "gateway_id": st.sampled_from(["ours", "theirs", ""]),
+        "gateway_id": st.sampled_from(["ours", "ours.member", "ours2.member", "theirs", ""]),
     },
 )
 

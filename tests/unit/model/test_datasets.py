@@ -9,7 +9,7 @@ import pytest
 from hypaware.errors import HypError
 from hypaware.model import datasets
 from hypaware.model.columns import Column, ColumnType
-from hypaware.model.datasets import Dataset
+from hypaware.model.datasets import Dataset, hash_row_key
 from tests.support.rows import DATASET, MESSAGES
 
 _COLUMNS = (Column("at", ColumnType.TIMESTAMP, "When."), Column("key", ColumnType.STRING, "Key."))
@@ -69,3 +69,13 @@ def test_a_row_without_the_key_column_has_the_same_key() -> None:
     assert MESSAGES.key_of({"message_id": "m", "part_index": 1}) == "m#1"
     assert MESSAGES.key_of({"message_id": "m"}) is None
     assert _dataset().key_of({}) is None
+
+
+def test_a_row_has_one_key_whichever_member_of_a_shared_lake_recorded_it() -> None:
+    row = {"part_id": "m1#0", "message_id": "m1", "part_index": 0}
+
+    def key(gateway: str) -> bytes | None:
+        return hash_row_key(MESSAGES, {**row, "gateway_id": gateway}, "gw-1")
+
+    assert key("gw-1") == key("gw-1.one") == key("gw-1.two")
+    assert len({key("gw-1"), key("gw-10"), key("gw-10.one")}) == 3

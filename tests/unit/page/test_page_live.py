@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hypaware.errors import Retryable
 from hypaware.home import Home
 from hypaware.index import arrivals
 from hypaware.index.refresh import refresh_index
@@ -206,6 +207,28 @@ def test_events_end_when_the_server_stops(recorded: Home) -> None:
 def test_a_session_that_is_not_there_ends_the_stream(recorded: Home) -> None:
     with served(recorded) as page, closing(EventReader(page, at(2), session="unknown")) as reader:
         assert reader.next("end") == {}
+
+
+def test_an_index_that_vanishes_while_it_is_watched_ends_the_stream(
+    recorded: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(recorded) as page, closing(EventReader(page, at(2))) as reader:
+        reader.next()
+        with monkeypatch.context() as patch:
+            vanished = iter([Retryable("the index cannot be read", kind="index_unavailable")])
+
+            def poll(_self: arrivals.Arrivals, *, again: bool = False) -> list[arrivals.Arrival]:
+                for error in vanished:
+                    raise error
+                return []
+
+            patch.setattr(arrivals.Arrivals, "poll", poll)
+            with pytest.raises(EOFError):
+                reader.next()
+
+        append(recorded, [response(3, at=at(3), session_id=SESSION, content_text="Yours.")])
+        with closing(EventReader(page, at(2), last_id=reader.last_id)) as again:
+            assert "Yours." in again.next_with("Yours.")["html"]
 
 
 def test_a_new_index_ends_the_stream_instead_of_showing_another_session(recorded: Home) -> None:

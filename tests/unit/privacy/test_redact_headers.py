@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hypaware.gateway.senders import list_recorded_headers
 from hypaware.privacy.redact import MASK, redact_headers, redact_query
 
 SECRET = "Zq8vN3kLw0PxT7aYbR2c"
@@ -39,7 +40,8 @@ def test_headers_that_identify_session_and_response_are_recorded_unchanged() -> 
         "x-stainless-retry-count": "0",
         "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
     }
-    assert redact_headers(headers) == {name.lower(): value for name, value in headers.items()}
+    kept = redact_headers(headers, list_recorded_headers())
+    assert kept == {name.lower(): value for name, value in headers.items()}
 
 
 @pytest.mark.hazard(59)

@@ -230,3 +230,19 @@ def test_workers_end_with_a_killed_server(home: Home) -> None:
     assert left
     for pid in left:
         processes.wait_until_gone(pid)
+
+
+def test_rows_of_all_machines_that_share_the_lake_of_the_sender_are_accepted() -> None:
+    members = ["gw-1", "gw-1.0123456789ab", "gw-1.ba9876543210"]
+    body = b"\n".join(orjson.dumps({**row(number), "gateway_id": name}) for number, name in enumerate(members))
+    found = validate_batch(_claims(), body, LIMITS)
+    assert isinstance(found.lines, bytes)
+    stored = [json.loads(line)["row"] for line in found.lines.splitlines()]
+    assert [each["gateway_id"] for each in stored] == members
+
+
+@pytest.mark.parametrize("other", ["gw-10", "gw-10.0123456789ab", "gw-2"])
+def test_rows_of_another_gateway_are_rejected(other: str) -> None:
+    with pytest.raises(HttpProblem) as refused:
+        validate_batch(_claims(), orjson.dumps({**row(1), "gateway_id": other}), LIMITS)
+    assert refused.value.status == 422

@@ -47,6 +47,7 @@ def test_wrong_bootstrap_token_is_rejected(server: Server, given: str) -> None:
         {"gateway_id": "g" * 201, "gateway_secret": SECRET},
         {"gateway_id": "g\n", "gateway_secret": SECRET},
         {"gateway_id": ["g"], "gateway_secret": SECRET},
+        {"gateway_id": "gw-1.0123456789ab", "gateway_secret": SECRET},
         {"host": "h" * 1000},
     ],
 )
@@ -99,7 +100,7 @@ def test_signed_token_is_renewed_for_the_same_gateway(server: Server, gateway: G
 def test_every_gateway_endpoint_needs_a_token(server: Server, gateway: Gateway, home: Home) -> None:
     stranger, forged = Client(server.url), server.client
     claims = jwt.decode(gateway.jwt or "", options={"verify_signature": False})
-    key = auth.signing_key(home)
+    key = auth.signing_key(home, server.parts.store)
     bad = [
         "",
         "x",
@@ -196,7 +197,7 @@ def test_signed_tokens_and_server_id_survive_a_restart(home: Home) -> None:
 
 def test_token_without_a_gateway_is_rejected(server: Server) -> None:
     """Earlier versions signed such tokens."""
-    signer = TokenSigner(auth.signing_key(server.home))
+    signer = TokenSigner(auth.signing_key(server.home, server.parts.store))
     nameless = signer.sign(Caller("tok", "owner", ""))
     assert Client(server.url, nameless.jwt).ask("POST", "/v1/identity/refresh").status == 401
 

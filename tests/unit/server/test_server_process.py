@@ -20,7 +20,7 @@ import pytest
 import trustme
 
 from hypaware.home import Home
-from hypaware.server import auth, batches
+from hypaware.server import auth, batch_storage
 from hypaware.spool import segments
 from hypaware.status import processes
 from tests.support.command import Hyp
@@ -186,7 +186,10 @@ def test_batches_are_stored_even_if_the_drain_times_out(home: Home) -> None:
         for gateway in gateways:
             pool.submit(gateway.deliver, 0, 5)
         eventually(
-            lambda: len(list(batches.incoming_folder(segments.spool_folder(home, DATASET)).iterdir())) == len(gateways)
+            lambda: (
+                len(list(batch_storage.incoming_folder(segments.spool_folder(home, DATASET)).iterdir()))
+                == len(gateways)
+            )
         )
     assert sorted(stored(home)) == sorted(len(gateways) * messages(range(1, 6)))
 

@@ -14,8 +14,9 @@ import pytest
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files
 from hypaware.model.datasets import Row
-from hypaware.server import batches
+from hypaware.server import batch_storage, batches
 from hypaware.server.limits import ServerLimits
+from hypaware.server.validation import create_batch_file
 from hypaware.spool import segments
 from hypaware.state import flushes, ledger
 from hypaware.state.home_opener import open_home
@@ -188,8 +189,8 @@ def coerced(count: int) -> list[Row]:
 
 def left_behind(home: Home, count: int = 3) -> Path:
     """Write a durable batch that is not in the ledger."""
-    spool = batches.create_incoming_folder(home, DATASET)
-    return batches.write_batch_file(spool, segments.encode_lines(coerced(count), 0), count)
+    folder = batch_storage.create_incoming_folder(home, DATASET)
+    return batch_storage.sync_batch(create_batch_file(folder, segments.encode_lines(coerced(count), 0), count))
 
 
 @pytest.mark.hazard(94)

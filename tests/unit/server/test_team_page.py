@@ -124,7 +124,7 @@ def test_a_forged_cookie_is_refused(page: TeamPage) -> None:
     browser = page.signed_in()
     ((name, cookie),) = browser.cookies.items()
     claims = jwt.decode(cookie, options={"verify_signature": False})
-    key = auth.signing_key(page.home)
+    key = (page.home.root / "server" / "signing.key").read_bytes()
     forged = [
         jwt.encode(claims, key, "HS256"),
         jwt.encode(claims, "", "none"),

@@ -26,7 +26,8 @@ def batch(
     id: str, after: int | None = None, last: int = 0, *, sender: BatchSender = SENDER, source: str = "claude"
 ) -> ReceivedBatch:
     delivery = None if after is None else StreamRange(source, SequenceRange(after, last))
-    return ReceivedBatch(sender, id, delivery, 5, "sha", f"segment of {id}")
+    segment = f"segment of {id}" if sender == SENDER else f"segment of {id} from {sender}"
+    return ReceivedBatch(sender, id, delivery, 5, "sha", segment)
 
 
 def enter(store: StateStore, *some: ReceivedBatch) -> None:
@@ -131,7 +132,7 @@ def test_ranges_behave_like_sets_of_sequences(
     """In any order of batches, a range is accepted if it overlaps no other, and every hole is reported."""
     here: set[int] = set()
     with store.transaction() as connection:
-        for table in ("batches", "delivered"):
+        for table in ("batches", "delivered", "received"):
             connection.execute(f"DELETE FROM {table}")
         for number, each in enumerate(tries):
             delivery = StreamRange("claude", each)

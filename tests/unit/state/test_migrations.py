@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from hypaware.errors import HypError, StateError
 from hypaware.state import schema
+from hypaware.state.flushes import SourceCheckpoint, checkpoint_to_row, load_checkpoints, promote_checkpoints
 from hypaware.state.store import StateStore
+from tests.support.state_database import KINDS, make_database
 
 
 def test_a_migration_is_applied_once(store: StateStore) -> None:
@@ -40,6 +46,28 @@ def test_a_state_of_a_newer_version_is_rejected_unchanged(store: StateStore) -> 
         store.migrate()
     assert refused.value.kind == "state_too_new"
     assert refused.value.repair == ("pip install --upgrade hypaware",)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpoints_of_an_older_state_are_those_of_its_only_machine(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    mark = SourceCheckpoint("claude", "d", "/a", 1, 2, 3, 2, "h", ("m",), True, ((1, 2),), None, None, (("/x", None),))
+    row = {name: value for name, value in checkpoint_to_row(mark).items() if name != "machine"}
+    names = [name for name, _ in schema.MIGRATIONS]
+    with closing(StateStore(make_database(kind, tmp_path, request))) as store:
+        with monkeypatch.context() as older:
+            older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[: names.index("0013_machines")])
+            store.migrate()
+        with store.transaction() as connection:
+            connection.insert("sources", row)
+            connection.insert("pending_sources", {**row, "flush_id": "f", "path": "/b"})
+        with store.reading() as connection:
+            assert load_checkpoints(connection, "claude", "d") == {"/a": mark}, "a dry run reads it as it is"
+        store.migrate()
+        with store.transaction() as connection:
+            promote_checkpoints(connection, "f")
+            assert load_checkpoints(connection, "claude", "d") == {"/a": mark, "/b": replace(mark, path="/b")}
 
 
 def test_released_migrations_keep_their_names() -> None:

@@ -28,12 +28,14 @@ def _older_state(path: Path, *, watermark: int | None, intent: bool) -> StateSto
             streams.save_intent(connection, Intent(KEY, 7, 12, (PlannedChunk("id", "life", 7, 12, 5),)))
         connection.execute("UPDATE allocator SET next_seq = 21")
         later = [name for name, _ in MIGRATIONS[[name for name, _ in MIGRATIONS].index(PLANNED) :]]
-        undone = [PLANNED, "0009_pins", "0010_titles", "0011_viewers", "0012_server_clocks"]
-        assert later == undone, "undo the later migrations here too"
+        undone = ["0009_pins", "0010_titles", "0011_viewers", "0012_server_clocks", "0013_machines", "0014_received"]
+        assert later == [PLANNED, *undone], "undo the later migrations here too"
         connection.execute("ALTER TABLE streams DROP COLUMN planned_to")
         for table in ("sources", "pending_sources"):
-            connection.execute(f"ALTER TABLE {table} DROP COLUMN pin")
-        for table in ("titles", "server_clocks"):
+            connection.execute(f"DROP TABLE {table}")
+        for statement in (*dict(MIGRATIONS)["0002_sources"], *dict(MIGRATIONS)["0007_ignored"]):
+            connection.execute(statement)
+        for table in ("titles", "server_clocks", "received", "received_days"):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("ALTER TABLE server_tokens DROP COLUMN use")
         for name in later:

@@ -54,6 +54,25 @@ def test_a_checkpoint_of_a_discarded_flush_is_never_valid(store: StateStore) -> 
     assert _known(store) == {}
 
 
+def test_machines_that_share_a_lake_have_their_own_checkpoints_of_the_same_path(store: StateStore) -> None:
+    here, there = replace(_MARK, machine="here"), replace(_MARK, machine="there", consumed=50)
+    _record(store, _pending(store, here))
+    flush = _pending(store, there)
+    with store.transaction() as connection:
+        key = ("claude", _DATASET, _MARK.path)
+        assert not flushes.has_pending_checkpoint(connection, *key, "here")
+        assert flushes.has_pending_checkpoint(connection, *key, "there")
+        assert flushes.load_checkpoints(connection, "claude", _DATASET, machine="there") == {}
+    _record(store, flush)
+    with store.transaction() as connection:
+        flushes.store_checkpoint(connection, newer := replace(here, consumed=95))
+        assert flushes.load_checkpoint(connection, *key, "here") == newer
+        assert flushes.load_checkpoints(connection, "claude", _DATASET, machine="there") == {_MARK.path: there}
+        flushes.forget_checkpoint(connection, there)
+        assert flushes.list_checkpoints(connection, _DATASET, "there") == []
+        assert flushes.list_checkpoints(connection, _DATASET, "here") == [newer]
+
+
 def test_a_newer_checkpoint_replaces_only_the_older_one_of_its_source(store: StateStore) -> None:
     other = replace(_MARK, path="/b.jsonl", held=())
     elsewhere = replace(_MARK, provider="codex")

@@ -3,17 +3,25 @@
 Session ids, agent ids and paths in a transcript are data: no path is ever built from them.
 """
 
-from hypaware.clients.claude.attach import ClaudeSettings
-from hypaware.clients.claude.history import ClaudeHistory
-from hypaware.clients.claude.transcript import ClaudeTranscript
 from hypaware.clients.client import Client, ResumeCommand
+from hypaware.clients.client_requests import ClientTraffic, ClientUpstream
 
 CLIENT = Client(
     "claude",
     "Claude Code",
-    backfill=ClaudeHistory(),
+    backfill="hypaware.clients.claude.history:HISTORY",
     resume=ResumeCommand(("claude", "--resume"), in_folder=True),
-    settings=ClaudeSettings(),
-    transcripts=ClaudeTranscript(),
+    settings="hypaware.clients.claude.attach:SETTINGS",
+    traffic=ClientTraffic(
+        upstreams=(
+            ClientUpstream("anthropic", "https://api.anthropic.com", "anthropic", ("/v1", "/v1/messages", "/api")),
+        ),
+        user_agents=("claude-cli",),
+        session_headers=("x-claude-code-session-id",),
+        recorded_headers=("x-claude-code-agent-id",),
+    ),
+    requests="hypaware.clients.claude.requests:REQUESTS",
+    mcp="hypaware.clients.claude.mcp:ClaudeMcpSettings",
+    transcripts="hypaware.clients.claude.transcript:TRANSCRIPTS",
     service_names=("claude-code",),
 )

@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 
 from hypaware.clients import session_hook, settings_file
 from hypaware.clients.attach import (
-    CLAUDE_BASE,
     AttachRecord,
     Environment,
     PreviousUpstream,
@@ -43,6 +42,7 @@ from hypaware.clients.json_text import (
 )
 from hypaware.clients.settings_file import SettingsRefused, Splice
 
+CLAUDE_BASE = "/claude"
 VARIABLE = "ANTHROPIC_BASE_URL"
 ASSUME_FIRST_PARTY = "_CLAUDE_CODE_ASSUME_FIRST_PARTY_BASE_URL"
 _ANTHROPIC = "api.anthropic.com"
@@ -163,6 +163,9 @@ class ClaudeSettings:
         except NotPlainJson as reason:
             raise SettingsRefused(f"cannot edit Claude Code's settings.json: {reason}. Nothing was written") from None
         return settings
+
+
+SETTINGS = ClaudeSettings()
 
 
 def _list_commands(settings: Mapping[str, Any], event: str) -> list[str]:

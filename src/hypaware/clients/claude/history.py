@@ -178,6 +178,9 @@ class ClaudeHistory:
                 yield ImportItem("ai_gateway_messages", "ai_gateway.projected_exchange", exchange, provenance)
 
 
+HISTORY = ClaudeHistory()
+
+
 def config_folder(environment: Environment) -> Path:
     if chosen := environment.get("CLAUDE_CONFIG_DIR"):
         return Path(chosen)

@@ -31,14 +31,14 @@ from typing import Any
 from hypaware.clients import git
 from hypaware.clients.client import Environment, ImportItem, Provenance
 from hypaware.clients.reader import SourceReader, text_or_none
+from hypaware.errors import HypError
 from hypaware.home import Home, machine_facts
 from hypaware.home.session_context import session_columns
-from hypaware.home.sqlite_readonly import has_table, open_readonly
 from hypaware.index.answered_sessions import is_answered
 from hypaware.model.columns import format_timestamp
 from hypaware.model.expand import Exchange, Message
 from hypaware.model.match_keys import PROMPT_HISTORY
-from hypaware.state.location import has_state
+from hypaware.state.location import has_state, open_store
 
 FILE_NAME = "history.jsonl"
 _COMMANDS = ("/", "!")
@@ -137,10 +137,11 @@ class _RecordedSessions:
         """Yield the names of the transcripts that were ever imported, whether they still exist or not."""
         if not has_state(self._home):
             return
-        with suppress(OSError, sqlite3.Error), open_readonly(self._home.state) as database:
-            if has_table(database, "sources"):
-                for (path,) in database.execute("SELECT path FROM sources WHERE provider = 'claude'"):
-                    yield Path(str(path)).stem
+        with suppress(HypError, OSError, sqlite3.Error):
+            with open_store(self._home, read_only=True).reading() as connection:
+                sql = "SELECT path FROM sources WHERE provider = 'claude'"
+                paths = connection.values(sql) if connection.has_table("sources") else []
+            yield from (Path(path).stem for path in paths)
 
 
 def _find_recorded(root: Path, projects: Path, sessions: tuple[str, ...]) -> frozenset[str]:

@@ -98,6 +98,9 @@ class ClaudeTranscript:
         return Transcript(session_id, (TranscriptFile(path, _join(lines)),), len(parts), losses)
 
 
+TRANSCRIPTS = ClaudeTranscript()
+
+
 def name_project_folder(cwd: str) -> str:
     """Return the name of a project's folder, as the client computes it."""
     # JavaScript counts UTF-16 units: a character outside the basic plane becomes two dashes.

@@ -27,8 +27,6 @@ from urllib.parse import urlsplit
 
 from hypaware.clients import settings_file
 from hypaware.clients.attach import (
-    CODEX_BASE,
-    CODEX_CHATGPT_BASE,
     AttachRecord,
     Environment,
     PreviousUpstream,
@@ -37,6 +35,9 @@ from hypaware.clients.attach import (
 )
 from hypaware.clients.settings_file import SettingsRefused, Splice
 
+CODEX_BASE = "/codex/v1"
+# Not /codex/backend-api/codex: behind such a URL, Codex would call the backend that chatgpt.com names for the account.
+CODEX_CHATGPT_BASE = "/codex/chatgpt/codex"
 BOM = "\ufeff"
 KEY = "openai_base_url"
 PROVIDER = "hypaware"
@@ -174,6 +175,9 @@ class CodexSettings:
         chosen = config.get("model_provider", _BUILT_IN)
         found = config.get("model_providers", {}).get(chosen, {}).get("base_url") or config.get(KEY)
         return found if isinstance(found, str) else None
+
+
+SETTINGS = CodexSettings()
 
 
 def codex_home(environment: Environment) -> Path:

@@ -198,6 +198,9 @@ class CodexHistory:
         yield item
 
 
+HISTORY = CodexHistory()
+
+
 def _list_titles(
     session: str, thread_id: str, thread: RolloutThread, environment: Environment
 ) -> Iterator[SessionTitle]:

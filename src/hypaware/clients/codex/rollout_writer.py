@@ -96,6 +96,9 @@ class CodexRollout:
         return Transcript(session_id, (TranscriptFile(path, _join(lines)),), len(parts), losses)
 
 
+TRANSCRIPTS = CodexRollout()
+
+
 class _Providers:
     """The model providers that the client knows. It does not resume a session of another one."""
 

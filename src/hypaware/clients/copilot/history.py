@@ -80,6 +80,9 @@ class CopilotHistory:
         yield ImportItem("ai_gateway_messages", "ai_gateway.projected_exchange", exchange, provenance)
 
 
+HISTORY = CopilotHistory()
+
+
 def _is_session(path: Path) -> bool:
     is_old = path.parent.name == "session-state" and path.suffix == ".jsonl"
     return is_old or (path.name == "events.jsonl" and path.parent.parent.name == "session-state")

@@ -1,12 +1,11 @@
 """Gemini CLI: the sessions that it keeps as JSON lines, in older versions as JSON documents."""
 
 from hypaware.clients.client import Client, ResumeCommand
-from hypaware.clients.gemini.history import GeminiHistory
 
 CLIENT = Client(
     "gemini",
     "Gemini CLI",
-    backfill=GeminiHistory(),
+    backfill="hypaware.clients.gemini.history:HISTORY",
     resume=ResumeCommand(("gemini", "--resume"), in_folder=True),
     service_names=("gemini-cli",),
 )

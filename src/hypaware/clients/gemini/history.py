@@ -85,6 +85,9 @@ class GeminiHistory:
         yield ImportItem("ai_gateway_messages", "ai_gateway.projected_exchange", exchange, provenance)
 
 
+HISTORY = GeminiHistory()
+
+
 def _is_session(path: Path) -> bool:
     """The path of a session's file, in `chats`, or of a subagent's, in a folder below it."""
     in_chats = path.parent.name == "chats" and path.name.startswith("session-")

@@ -97,6 +97,9 @@ class OpenCodeHistory:
             cursor.store(records)
 
 
+HISTORY = OpenCodeHistory()
+
+
 @dataclass(frozen=True)
 class _Session:
     id: str

@@ -75,6 +75,9 @@ class QwenHistory:
                 yield ImportItem("ai_gateway_messages", "ai_gateway.projected_exchange", exchange, provenance)
 
 
+HISTORY = QwenHistory()
+
+
 def runtime_folder(environment: Environment) -> Path:
     chosen = environment.get("QWEN_RUNTIME_DIR") or environment.get("QWEN_HOME")
     home = Path(environment["HOME"])

@@ -2,53 +2,36 @@
 
 Each content block becomes one part, in requests and in responses, because a Claude Code transcript has one line per
 block. The response is the JSON body or is rebuilt from the events message_start, content_block_start/delta/stop,
-message_delta and message_stop; the part of a truncated response that arrived counts. The session id comes from
-`metadata.user_id` (JSON with `session_id`, or `…_session_<id>`), else from x-claude-code-session-id, else it is a hash
-of how the conversation begins.
+message_delta and message_stop; the part of a truncated response that arrived counts. The session is what the client
+names (`RequestReader.find_session`), else a hash of how the conversation begins.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 from hypaware.clients.claude.index import Counts, get_counts, merge_counts, to_usage
+from hypaware.clients.client_requests import CallKind
 from hypaware.gateway.exchange import DecodedExchange, SseEvent
 from hypaware.gateway.projection.turn import (
     Block,
-    CallKind,
     ModelResponse,
     Turn,
     TurnPart,
-    as_list,
-    as_mapping,
-    as_text,
     build_error_response,
-    identify_sender,
-    join_texts,
     opening_texts,
-    parse_json,
     short_hash,
     without_cache_control,
 )
+from hypaware.gateway.senders import identify_sender
 from hypaware.model.blocks import to_blocks
+from hypaware.model.json_values import as_list, as_mapping, as_text, join_texts, parse_json
 from hypaware.model.schemas import GATEWAY_TYPE
 
 _SUMMARY_PREFIX = "This session is being continued from a previous conversation"
 """How the first message begins after Claude Code has compacted its history."""
-_SUMMARY_TASK = "Your task is to create a detailed summary of the conversation"
-_SUMMARY_PROMPTS = (_SUMMARY_TASK, "CRITICAL: Respond with TEXT ONLY")
-_TITLE_SYSTEM_MARKERS = ("You are naming a coding session", "Summarize this coding conversation in under 50 characters")
-_TITLE_PROMPT_MARKERS = ("title for the following conversation", "<session>\n")
-_SIDE_MARKERS = (
-    "Extract any file paths that this command reads or modifies",
-    "You are an expert at analyzing git history",
-    "Your task is to process Bash commands",
-    "Analyze if this message indicates a new conversation topic",
-)
 DIALECT = "anthropic_messages"
-_LEGACY_USER_ID = re.compile(r"_session_([0-9A-Za-z-]{8,64})$")
 _UNFINISHED_REASONS = frozenset({"max_tokens", "pause_turn", "model_context_window_exceeded", "error"})
 # The block that a delta continues if no event started it.
 _IMPLICIT_BLOCKS = {"text_delta": {"type": "text", "text": ""}, "thinking_delta": {"type": "thinking", "thinking": ""}}
@@ -56,14 +39,14 @@ _IMPLICIT_BLOCKS = {"text_delta": {"type": "text", "text": ""}, "thinking_delta"
 
 def read_messages(decoded: DecodedExchange) -> Turn:
     body = as_mapping(decoded.request)
-    client, version, remarks = identify_sender(decoded)
-    user_id = as_mapping(body.get("metadata")).get("user_id")
+    sender = identify_sender(
+        decoded, DIALECT, lambda: short_hash(DIALECT, *opening_texts(body.get("system"), body.get("messages")))
+    )
     messages = [as_mapping(message) for message in as_list(body.get("messages"))]
-    agent_id = as_text(decoded.request_headers.get("x-claude-code-agent-id"))
     return Turn(
         dialect=DIALECT,
-        kind=_classify_call(decoded.path, body, client == "claude"),
-        session_id=_find_session_id(decoded, body, user_id),
+        kind=CallKind.COUNT_TOKENS if decoded.path.endswith("/count_tokens") else sender.facts.kind,
+        session_id=sender.ids.session_id or "",
         history=[
             part
             for message in messages
@@ -71,35 +54,13 @@ def read_messages(decoded: DecodedExchange) -> Turn:
             for part in _build_parts(role, to_blocks(message.get("content")))
         ],
         response=_read_response(decoded),
-        agent_id=agent_id,
-        client_name=client,
-        client_version=version,
+        agent_id=sender.facts.agent_id,
+        client_name=sender.client,
+        client_version=sender.version,
         system_text=_system_text(body.get("system")),
         tools=body.get("tools") or None,
-        columns=_claude_columns(decoded, remarks, agent_id) if client == "claude" else {"user_id": as_text(user_id)},
-    )
-
-
-def _claude_columns(decoded: DecodedExchange, remarks: list[str], agent_id: str | None) -> dict[str, Any]:
-    user_type, entrypoint = (*remarks, None, None)[:2]
-    # Only clients that send the session id as a header also send the agent id as one.
-    sends_agent_ids = agent_id is not None or "x-claude-code-session-id" in decoded.request_headers
-    return {
-        "conversation_source": "claude",
-        "agent_id": agent_id,
-        "is_sidechain": (agent_id is not None) if sends_agent_ids else None,
-        "user_type": user_type,
-        "entrypoint": entrypoint,
-    }
-
-
-def _find_session_id(decoded: DecodedExchange, body: dict[str, Any], user_id: Any) -> str:
-    legacy = _LEGACY_USER_ID.search(user_id) if isinstance(user_id, str) else None
-    return (
-        as_text(as_mapping(parse_json(user_id)).get("session_id"))
-        or (legacy.group(1) if legacy else None)
-        or as_text(decoded.request_headers.get("x-claude-code-session-id"))
-        or short_hash(DIALECT, *opening_texts(body.get("system"), body.get("messages")))
+        columns=sender.facts.columns or {"user_id": as_text(as_mapping(body.get("metadata")).get("user_id"))},
+        facts=sender.facts,
     )
 
 
@@ -110,36 +71,6 @@ def _system_text(system: Any) -> str | None:
             block for block in system if not str(as_mapping(block).get("text")).startswith("x-anthropic-billing-header")
         ]
     return join_texts(system)
-
-
-def _classify_call(path: str, body: dict[str, Any], is_claude: bool) -> CallKind:
-    """Classify a request; titles, token counts, warm-ups and summaries are not part of the conversation.
-
-    They share the session's id and often its text. The raw exchange holds their kind and cost. A request is classified
-    only by a marker that its client is known to send. Any other request counts as a turn, so that no guess ever drops
-    what a user said.
-    """
-    if path.endswith("/count_tokens"):
-        return CallKind.COUNT_TOKENS
-    if not is_claude:
-        return CallKind.TURN
-    messages = as_list(body.get("messages"))
-    content = as_mapping(messages[-1]).get("content") if messages else None
-    blocks = [{"text": content}] if isinstance(content, str) else as_list(content)
-    texts = (as_mapping(block).get("text") for block in reversed(blocks))
-    prompt = next((each for each in texts if isinstance(each, str)), "")
-    if prompt.startswith(_SUMMARY_PROMPTS) and _SUMMARY_TASK in prompt:
-        return CallKind.COMPACTION
-    if body.get("tools") or len(messages) != 1:
-        return CallKind.TURN
-    if prompt == "Warmup":
-        return CallKind.WARMUP
-    system = join_texts(body.get("system")) or ""
-    is_title = any(marker in system for marker in _TITLE_SYSTEM_MARKERS)
-    if is_title or any(marker in prompt for marker in _TITLE_PROMPT_MARKERS):
-        return CallKind.TITLE
-    is_quota_check = prompt == "quota" and body.get("max_tokens") == 1
-    return CallKind.SIDE if is_quota_check or any(marker in system for marker in _SIDE_MARKERS) else CallKind.TURN
 
 
 def _build_parts(role: str, blocks: list[Any], finished: int | None = None) -> list[TurnPart]:

@@ -2,8 +2,8 @@
 
 Each content block becomes one part, in the table's terms: `tool_calls` (and their older form `function_call`) become
 tool_use blocks of the assistant, a message of role `tool` becomes a tool_result, and spoken output becomes an `audio`
-block with its transcript. The session id is `metadata.session_id` or, since the dialect has none, a hash of how the
-conversation begins.
+block with its transcript. The session is what the client names (`RequestReader.find_session`), else
+`metadata.session_id`, else a hash of how the conversation begins.
 """
 
 from __future__ import annotations
@@ -16,21 +16,16 @@ from hypaware.gateway.exchange import DecodedExchange, SseEvent
 from hypaware.gateway.projection.responses import openai_usage
 from hypaware.gateway.projection.turn import (
     Block,
-    CallKind,
     ModelResponse,
     Turn,
     TurnPart,
-    as_list,
-    as_mapping,
-    as_text,
     build_error_response,
-    identify_sender,
-    join_texts,
     opening_texts,
-    parse_json,
     short_hash,
 )
+from hypaware.gateway.senders import identify_sender
 from hypaware.model.blocks import to_blocks
+from hypaware.model.json_values import as_list, as_mapping, as_text, join_texts, parse_json
 
 DIALECT = "openai_chat"
 _SYSTEM_ROLES = ("system", "developer")
@@ -41,23 +36,27 @@ _UNFINISHED_REASONS = ("length", "content_filter")
 
 def read_chat_completion(decoded: DecodedExchange) -> Turn:
     body = as_mapping(decoded.request)
-    client, version, _ = identify_sender(decoded)
     messages = [as_mapping(message) for message in as_list(body.get("messages"))]
     prompts = [message for message in messages if message.get("role") in _SYSTEM_ROLES]
     others = [message for message in messages if message.get("role") not in _SYSTEM_ROLES]
     system = "\n".join(prompt for message in prompts if (prompt := join_texts(message.get("content")))) or None
-    session_id = as_text(as_mapping(body.get("metadata")).get("session_id"))
+    stated = as_text(as_mapping(body.get("metadata")).get("session_id"))
+    sender = identify_sender(decoded, DIALECT, lambda: stated or short_hash(DIALECT, *opening_texts(system, others)))
     return Turn(
         dialect=DIALECT,
-        kind=CallKind.TURN,
-        session_id=session_id or short_hash(DIALECT, *opening_texts(system, others)),
+        kind=sender.facts.kind,
+        session_id=sender.ids.session_id or "",
+        conversation_id=sender.ids.thread_id,
         history=[part for message in others for part in _message_parts(message)],
         response=_read_response(decoded),
-        client_name=client,
-        client_version=version,
+        agent_id=sender.facts.agent_id,
+        client_name=sender.client,
+        client_version=sender.version,
         system_text=system,
         tools=body.get("tools") or body.get("functions") or None,
-        columns={"user_id": as_text(body.get("user"))},
+        columns={"user_id": as_text(body.get("user")), **sender.facts.columns},
+        attributes=sender.facts.attributes,
+        facts=sender.facts,
     )
 
 

@@ -32,9 +32,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from hypaware.clients.client_requests import CallKind
 from hypaware.gateway.exchange import DecodedExchange
 from hypaware.gateway.projection import anthropic, chat_completions, responses
 from hypaware.gateway.projection.conversation import (
@@ -46,10 +47,11 @@ from hypaware.gateway.projection.conversation import (
     SeenPart,
     find_new_parts,
 )
-from hypaware.gateway.projection.turn import CallKind, ModelResponse, Turn, as_text, canonical_text, short_hash
+from hypaware.gateway.projection.turn import ModelResponse, Turn, canonical_text, short_hash
 from hypaware.model.columns import format_timestamp
 from hypaware.model.datasets import Row
 from hypaware.model.expand import Exchange, Message, expand, fallback_scope
+from hypaware.model.json_values import as_text
 from hypaware.model.schemas import GATEWAY_TYPE
 
 _READERS: tuple[tuple[re.Pattern[str], Callable[[DecodedExchange], Turn]], ...] = (
@@ -85,46 +87,24 @@ def project_exchange(
     readers = (reader for ends, reader in _READERS if decoded.method == "POST" and ends.search(decoded.path))
     reader = next(readers, None)
     if reader is None or not isinstance(decoded.request, dict):
-        reason = "no_dialect" if reader is None else "unreadable_request"
-        if decoded.error == "upstream_down":
-            # The request was not read to its end.
-            reason = "upstream_down"
-        # Ids in deeper segments of the path do not create new names.
-        name = _UNSAFE.sub("?", "/".join(decoded.path.split("/")[: _MAX_SEGMENTS + 1]))[:_MAX_LENGTH]
-        skipped = Counter({f"{reason}:{name}": 1})
-        return Projection(client_name=decoded.client_name, skipped=skipped)
+        return _skip_exchange(decoded, "no_dialect" if reader is None else "unreadable_request")
     turn = reader(decoded)
-    projection = Projection(turn.kind, turn.dialect, turn.session_id, turn.client_name)
     scope = fallback_scope(turn.session_id, turn.conversation_id, turn.agent_id)
     requested_at = format_timestamp(decoded.started_at)
-    known_facts = facts(turn.session_id) if facts is not None else {}
-    if turn.kind is not CallKind.TURN:
-        skipped, rows = Counter({f"side_call:{turn.kind}": 1}), list[Row]()
-        if turn.kind is CallKind.COMPACTION and _counts_apart(turn):
-            conversation = conversations.find(scope) or Conversation(started_at=requested_at)
-            position = sum(not part.off_thread for part in turn.history)
-            messages = [_usage_message(decoded, turn, scope, turn.kind.value, conversation.last.get("id"))]
-            rows = _expand_messages(decoded, turn, messages, conversation, known_facts, skipped)
-            rows = [{**row, "message_index": position} for row in rows]
-        return replace(projection, rows=tuple(rows), skipped=skipped)
-    changes = conversations.open(scope, requested_at)
-    parts = find_new_parts(turn.history, turn.response, changes, conversations)
-    builder = _MessageBuilder(decoded, turn, changes)
-    rows = _expand_messages(decoded, turn, builder.messages(parts), changes.conversation, known_facts, builder.skipped)
-    for row in rows:
-        # The position in the whole request, not among its new parts.
-        row["message_index"] = builder.positions.get(row["message_id"], row["message_index"])
-    return replace(projection, rows=tuple(rows), skipped=builder.skipped, changes=changes)
-
-
-def _expand_messages(
-    decoded: DecodedExchange,
-    turn: Turn,
-    messages: Iterable[Message],
-    conversation: Conversation,
-    facts: Mapping[str, Any],
-    skipped: Counter[str],
-) -> list[Row]:
+    changes: ConversationChanges | None = None
+    messages: Iterable[Message]
+    if turn.kind is CallKind.TURN:
+        changes = conversations.open(scope, requested_at)
+        conversation, parts = changes.conversation, find_new_parts(turn.history, turn.response, changes, conversations)
+        builder = _MessageBuilder(decoded, turn, changes)
+        messages, positions, skipped = builder.messages(parts), builder.positions, builder.skipped
+    else:
+        skipped = Counter({f"side_call:{turn.kind}": 1})
+        if turn.kind is not CallKind.COMPACTION or not _counts_apart(turn):
+            return Projection(turn.kind, turn.dialect, turn.session_id, turn.client_name, skipped=skipped)
+        conversation = conversations.find(scope) or Conversation(started_at=requested_at)
+        usage = _usage_message(decoded, turn, scope, turn.kind.value, conversation.last.get("id"))
+        messages, positions = [usage], {str(usage.message_id): sum(not part.off_thread for part in turn.history)}
     exchange = Exchange(
         provider=decoded.provider,
         session_id=turn.session_id,
@@ -133,11 +113,25 @@ def _expand_messages(
         conversation_id=turn.conversation_id,
         client_version=turn.client_version,
         started_at=conversation.started_at,
-        columns={**turn.columns, **facts},
+        columns={**turn.columns, **(facts(turn.session_id) if facts is not None else {})},
         attributes=turn.attributes,
         links={},
     )
-    return list(expand(exchange, gateway={"source": "live", "exchange_id": decoded.exchange_id}, skipped=skipped))
+    rows = tuple(expand(exchange, gateway={"source": "live", "exchange_id": decoded.exchange_id}, skipped=skipped))
+    for row in rows:
+        # The position in the whole request, not among its new parts.
+        row["message_index"] = positions.get(row["message_id"], row["message_index"])
+    return Projection(turn.kind, turn.dialect, turn.session_id, turn.client_name, rows, skipped, changes)
+
+
+def _skip_exchange(decoded: DecodedExchange, reason: str) -> Projection:
+    """Return the projection of an exchange in which no conversation can be read."""
+    if decoded.error == "upstream_down":
+        # The request was not read to its end.
+        reason = "upstream_down"
+    # Ids in deeper segments of the path do not create new names.
+    name = _UNSAFE.sub("?", "/".join(decoded.path.split("/")[: _MAX_SEGMENTS + 1]))[:_MAX_LENGTH]
+    return Projection(client_name=decoded.client_name, skipped=Counter({f"{reason}:{name}": 1}))
 
 
 def _counts_apart(turn: Turn) -> bool:
@@ -189,9 +183,9 @@ class _MessageBuilder:
         } - {None}
         requested_at = format_timestamp(self._decoded.started_at)
         is_compacted = False
-        # A fork repeats another session, which this gateway may not know any more. A transcript of Claude Code has the
-        # ids of the session that a message belongs to; other clients send them, or have no forks.
-        may_be_fork = self._changes.is_new and self._turn.columns.get("conversation_source") == "claude"
+        # A fork repeats another session, which this gateway may not know any more. If the client's transcript tells
+        # the sessions apart, it decides; other clients send ids, or have no forks.
+        may_be_fork = self._changes.is_new and self._turn.facts.forks_keep_session_ids
         for seen in parts.history:
             if may_be_fork and seen.in_history:
                 seen.part.columns = {**seen.part.columns, **_HISTORY}
@@ -241,13 +235,12 @@ class _MessageBuilder:
             self.skipped.update(part.dropped)
         native = part.native_id is not None
         own_type: Mapping[str, Any] = {"provider_type": part.provider_type}
-        # Old versions of Codex send no ids and write all of their context to the rollout.
-        if part.ephemeral and (native or "codex" not in self._turn.attributes):
+        if part.ephemeral and (native or not self._turn.facts.transcript_has_context):
             own_type = _CONTEXT
         gateway = dict(gateway_attributes) if native else {"identity_source": "gateway_fallback", **gateway_attributes}
         attributes: dict[str, Any] = {"gateway": {name: value for name, value in gateway.items() if value is not None}}
-        if "codex" in self._turn.attributes:
-            attributes["codex"] = {"identity_source": "native" if native else "gateway_fallback"}
+        for group in self._turn.attributes:
+            attributes[group] = {"identity_source": "native" if native else "gateway_fallback"}
         return Message(
             role=part.role,
             content=part.content,

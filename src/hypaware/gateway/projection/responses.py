@@ -7,49 +7,40 @@ reasons.
 
 Newer versions of Codex send every item's id in every request; then it is the message id, in the rollout and here. Other
 clients often send back the ids of responses but give their own messages none; then ids are not used in any of their
-requests. Thread and session are in the body's `client_metadata`, else in the header x-codex-turn-metadata, else in
-headers of their own.
+requests. Session and thread are what the client names (`RequestReader.find_session`), else the conversation of the
+body, else a hash of how it begins.
 """
 
 from __future__ import annotations
 
-import html
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from hypaware.clients.client_requests import CallKind
 from hypaware.clients.codex import rollout
 from hypaware.clients.codex.usage import TokenFigure, parse_figure
 from hypaware.clients.reader import unknown_type_reason
 from hypaware.gateway.exchange import DecodedExchange, SseEvent
 from hypaware.gateway.projection.turn import (
-    CallKind,
     ModelResponse,
     SkippedItem,
     Turn,
     TurnPart,
-    as_list,
-    as_mapping,
-    as_text,
     build_error_response,
     canonical_text,
-    identify_sender,
-    join_texts,
     opening_texts,
-    parse_json,
     short_hash,
 )
-from hypaware.text import strip_url_credentials
+from hypaware.gateway.senders import identify_sender
+from hypaware.model.json_values import as_list, as_mapping, as_text, join_texts
 
 # These refer to earlier items, or hold nothing readable.
 _NOT_COUNTED = ("item_reference", "reasoning")
 _VOLATILE_KEYS = ("id", "status")
 DIALECT = "openai_responses"
-_ENVIRONMENT = "<environment_context>"
-_CWD = re.compile(r"<cwd>([^<]+)</cwd>")
-_EPHEMERAL_PREFIXES = (_ENVIRONMENT, "<user_instructions>", "# AGENTS.md instructions")
+_EPHEMERAL_PREFIXES = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions")
 _DELTA_FIELDS = {
     "response.output_text.delta": "text",
     "response.reasoning_summary_text.delta": "summary",
@@ -66,57 +57,31 @@ _END_STATUS = {"response.completed": "completed", "response.incomplete": "incomp
 
 
 def read_responses(decoded: DecodedExchange) -> Turn:
-    body, headers = as_mapping(decoded.request), decoded.request_headers
-    client, version, _ = identify_sender(decoded)
-    metadata = _turn_metadata(body, headers)
+    body = as_mapping(decoded.request)
+    sender = identify_sender(decoded, DIALECT, lambda: _find_conversation_id(body))
+    facts, session, thread = sender.facts, sender.ids.session_id, sender.ids.thread_id
     input_items = _normalize_input(body.get("input"))
-    is_codex = client == "codex"
     # Whether ids identify items. Each request must decide alone, because earlier ones may be forgotten.
     has_ids = [rollout.get_item_id(item) is not None for item in input_items if rollout.makes_message(item)]
-    uses_ids = any(has_ids) if is_codex else bool(has_ids) and all(has_ids)
-    session = (
-        as_text(metadata.get("session_id")) or as_text(headers.get("session-id")) or as_text(headers.get("session_id"))
-    )
-    thread = (
-        as_text(metadata.get("thread_id"))
-        or as_text(headers.get("thread-id"))
-        or as_text(headers.get("conversation_id"))
-    )
-    if session is None and thread is None:
-        session = _find_conversation_id(body)
-    columns, attributes = _codex_facts(metadata, headers, input_items, session, thread) if is_codex else ({}, {})
+    uses_ids = any(has_ids) if facts.has_item_ids else bool(has_ids) and all(has_ids)
     skipped = SkippedItems()
     return Turn(
         dialect=DIALECT,
-        kind=_classify_call(decoded.path, metadata.get("request_kind")),
+        kind=CallKind.COMPACTION if decoded.path.endswith("/responses/compact") else facts.kind,
         session_id=session or thread or "",
-        conversation_id=(thread or session) if is_codex else thread,
+        conversation_id=(thread or session) if facts.main_thread_is_session else thread,
         history=[_item_part(item, uses_ids, None) for item in input_items if rollout.makes_message(item)],
         skipped=skipped.in_request(input_items),
         response=_read_response(decoded, uses_ids, skipped),
-        client_name=client,
-        client_version=version,
+        agent_id=facts.agent_id,
+        client_name=sender.client,
+        client_version=sender.version,
         system_text=as_text(body.get("instructions")),
         tools=body.get("tools") or None,
-        columns={"model": as_text(body.get("model")), **columns},
-        attributes={"codex": attributes} if is_codex else {},
+        columns={"model": as_text(body.get("model")), **facts.columns},
+        attributes=facts.attributes,
+        facts=facts,
     )
-
-
-def _classify_call(path: str, request_kind: Any) -> CallKind:
-    """Classify a request of the Responses dialect; Codex states the kind itself."""
-    if path.endswith("/responses/compact") or request_kind == "compaction":
-        return CallKind.COMPACTION
-    return CallKind.WARMUP if request_kind == "prewarm" else CallKind.TURN
-
-
-def _turn_metadata(body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return the client's metadata of the turn; the body takes precedence over the header."""
-    client_metadata = as_mapping(body.get("client_metadata"))
-    inner = as_mapping(
-        parse_json(client_metadata.get("x-codex-turn-metadata")) or parse_json(headers.get("x-codex-turn-metadata"))
-    )
-    return inner | {name: value for name, value in client_metadata.items() if value is not None}
 
 
 def _find_conversation_id(body: dict[str, Any]) -> str:
@@ -127,59 +92,6 @@ def _find_conversation_id(body: dict[str, Any]) -> str:
         or as_text(as_mapping(body.get("metadata")).get("session_id"))
         or short_hash(DIALECT, *opening_texts(body.get("instructions"), _normalize_input(body.get("input"))))
     )
-
-
-def _codex_facts(
-    metadata: dict[str, Any],
-    headers: Mapping[str, str],
-    input_items: list[dict[str, Any]],
-    session: str | None,
-    thread: str | None,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the columns and attributes that only Codex states."""
-    workspaces = as_mapping(metadata.get("workspaces"))
-    # The folder and its properties, if the turn works in only one.
-    folder, properties = next(iter(workspaces.items())) if len(workspaces) == 1 else (None, None)
-    workspace = as_mapping(properties)
-    commit, has_changes = as_text(workspace.get("latest_git_commit_hash")), workspace.get("has_changes")
-    urls = as_mapping(workspace.get("associated_remote_urls"))
-    url = as_text(urls.get("origin")) or next(filter(None, map(as_text, urls.values())), None)
-    remote = None if url is None else strip_url_credentials(url)
-    source, sandbox = as_text(metadata.get("thread_source")), as_text(metadata.get("sandbox_mode"))
-    originator = as_text(headers.get("originator"))
-    columns = {
-        "conversation_source": "codex",
-        "cwd": _stated_cwd(input_items) or folder,
-        "git_remote": remote,
-        "head_sha": commit,
-        "entrypoint": originator,
-        "user_type": source,
-        "permission_mode": sandbox,
-        "is_sidechain": None if source is None else source == "subagent",
-        "parent_thread_id": as_text(headers.get("x-codex-parent-thread-id"))
-        or as_text(metadata.get("parent_thread_id")),
-    }
-    attributes = {
-        "session_id": session or thread,
-        "thread_id": thread if thread != (session or thread) else None,
-        "workspace": folder,
-        "git_origin_url": remote,
-        "git_commit": commit,
-        "sandbox": sandbox,
-        "originator": originator,
-        "thread_source": source,
-        "has_changes": has_changes if isinstance(has_changes, bool) else None,
-    }
-    return columns, {name: value for name, value in attributes.items() if value is not None}
-
-
-def _stated_cwd(input_items: list[dict[str, Any]]) -> str | None:
-    """Return the working directory that the client stated last; outside of a repository nothing else names it."""
-    for item in reversed(input_items):
-        content = join_texts(item.get("content")) if item.get("role") == "user" else None
-        if content and content.startswith(_ENVIRONMENT) and (match := _CWD.search(content)):
-            return html.unescape(match[1])
-    return None
 
 
 def _normalize_input(value: Any) -> list[dict[str, Any]]:

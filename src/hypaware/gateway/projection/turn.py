@@ -8,32 +8,19 @@ dialect is one part, because a rollout has one line per item.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from hypaware.clients.client_requests import CallKind, RequestFacts
 from hypaware.gateway.exchange import DecodedExchange
 from hypaware.model import canonical
 from hypaware.model.blocks import to_blocks
+from hypaware.model.json_values import as_list, as_mapping, as_text, join_texts
 from hypaware.model.sanitize import repair_json
 
 Block = dict[str, Any]
-_PRODUCT = re.compile(r"([A-Za-z0-9_.-]{1,60})/([0-9A-Za-z.+-]{1,40})(?: \(([^)]{0,80})\))?")
-_CLIENT_NAMES = {"claude-cli": "claude", "codex_exec": "codex", "codex_cli_rs": "codex", "codex_vscode": "codex"}
 _MAX_MESSAGE = 2000
-
-
-class CallKind(StrEnum):
-    """The purpose of a request. Only turns produce rows of their text; every request is stored raw, with its kind."""
-
-    TURN = "turn"
-    TITLE = "title"
-    COUNT_TOKENS = "count_tokens"
-    COMPACTION = "compaction"
-    WARMUP = "warmup"
-    SIDE = "side"
 
 
 @dataclass(slots=True, eq=False)
@@ -110,21 +97,8 @@ class Turn:
     tools: Any = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
-
-
-def identify_sender(decoded: DecodedExchange) -> tuple[str | None, str | None, list[str]]:
-    """Return the client's name in the table, its version, and the remarks in parentheses after it, by its user agent.
-
-    Claude Code sends the remarks `(external, sdk-cli)`.
-    """
-    found = _PRODUCT.match(decoded.request_headers.get("user-agent", ""))
-    if found is None:
-        return decoded.client_name, None, []
-    product, version, remarks = found.groups()
-    known = _CLIENT_NAMES.get(product) or ("codex" if product.startswith("codex") else None)
-    # The version is that of the sending program; it does not apply to a client that only uses that program.
-    own_version = version if known is not None else None
-    return decoded.client_name or known, own_version, re.split(r",\s*", remarks) if remarks else []
+    facts: RequestFacts = field(default_factory=RequestFacts)
+    """What the sender states beyond the dialect."""
 
 
 def build_error_response(decoded: DecodedExchange, body: dict[str, Any]) -> ModelResponse:
@@ -172,38 +146,6 @@ def without_cache_control(block: Any) -> Any:
     if isinstance(block, dict) and "cache_control" in block:
         return {key: value for key, value in block.items() if key != "cache_control"}
     return block
-
-
-def join_texts(value: Any) -> str | None:
-    """Join a system prompt into one text, as the import does."""
-    if isinstance(value, list):
-        texts = [block.get("text") if isinstance(block, dict) else block for block in value]
-        return "\n".join(each for each in texts if isinstance(each, str)) or None
-    return as_text(value)
-
-
-def as_mapping(value: Any) -> dict[str, Any]:
-    """Return an untrusted JSON value if it is an object, else an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
-def as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def as_text(value: Any) -> str | None:
-    """Return the value if it is text that is not blank."""
-    return value if isinstance(value, str) and value.strip() else None
-
-
-def parse_json(value: Any) -> Any:
-    """Parse text as JSON; return None if it is not JSON."""
-    if not isinstance(value, str):
-        return None
-    try:
-        return canonical.loads(value)
-    except (ValueError, RecursionError):
-        return None
 
 
 def canonical_text(value: Any) -> str:

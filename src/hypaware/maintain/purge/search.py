@@ -29,7 +29,7 @@ from hypaware.lake.tombstones import SESSION_COLUMN
 from hypaware.maintain.compact_plan import split_by_weight
 from hypaware.maintain.purge.selector import CWD, PurgeSelector, text_columns
 from hypaware.model import datasets
-from hypaware.model.datasets import GATEWAY, KEY_BYTES, SEQ, Dataset, hash_key, hash_row_key
+from hypaware.model.datasets import GATEWAY, KEY_BYTES, SEQ, Dataset, hash_key, hash_row_key, is_own_row
 
 _TASK_FILES = 24
 _TASK_BYTES = 256 << 20
@@ -148,7 +148,7 @@ class SearchTask:
     def _hashes(self, dataset: Dataset, row: dict[str, Any]) -> bytes:
         """Return the hashes of the row's key, of its previous keys, and of its match keys."""
         found = bytearray(hash_row_key(dataset, row, self.own_gateway) or b"")
-        if dataset.match_rules is not None and self.own_gateway in (None, row.get(GATEWAY)):
+        if dataset.match_rules is not None and is_own_row(row, self.own_gateway):
             for previous_key in dataset.match_rules.previous_keys(row):
                 found += hash_key(dataset.name, previous_key)
             match_keys = MatchKeys()

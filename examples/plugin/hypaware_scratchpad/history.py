@@ -1,4 +1,4 @@
-"""Import the notes of Scratchpad, an imaginary client.
+"""Import the notes of Scratchpad.
 
 Its files are `~/.scratchpad/<name>.jsonl`, or below SCRATCHPAD_HOME, with one note per line:
 `{"at": "2026-11-15T08:00:00Z", "who": "me", "text": "…"}`.
@@ -11,12 +11,16 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hypaware.clients.client import Client, Environment, ImportItem, Provenance, Source
+from hypaware.clients.client import Environment, ImportItem, Provenance, Source
 from hypaware.clients.reader import SourceReader
 from hypaware.model.expand import Exchange, Message
 from hypaware.model.sanitize import to_utc_text
 
 ROLES = {"me": "user"}
+
+
+def find_folder(environment: Environment) -> Path:
+    return Path(environment.get("SCRATCHPAD_HOME") or Path(environment["HOME"]) / ".scratchpad")
 
 
 class Notes:
@@ -27,8 +31,7 @@ class Notes:
 
     def find(self, environment: Environment) -> Iterator[Source]:
         """Yield the files to import. Looks at names, not at contents."""
-        folder = environment.get("SCRATCHPAD_HOME") or Path(environment["HOME"]) / ".scratchpad"
-        yield from (Source(path) for path in sorted(Path(folder).glob("*.jsonl")))
+        yield from (Source(path) for path in sorted(find_folder(environment).glob("*.jsonl")))
 
     def first_time(self, head: bytes) -> str | None:
         """Return the time of the first note, from the first bytes of a file. Files are imported in this order."""
@@ -62,4 +65,4 @@ class Notes:
         yield ImportItem("ai_gateway_messages", "ai_gateway.projected_exchange", exchange, provenance)
 
 
-CLIENT = Client("scratchpad", "Notes, as an example of a plugin", backfill=Notes())
+HISTORY = Notes()

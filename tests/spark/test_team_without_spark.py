@@ -1,0 +1,102 @@
+"""Imports into a lake that machines share, with PyIceberg in place of Spark: PostgreSQL and the S3 server are real.
+
+Two homes stand for two machines. `test_team_import` does the same with real processes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hypaware.backfill.report import ImportReport
+from hypaware.home import Home
+from hypaware.home.identity import is_own_gateway
+from hypaware.iceberg import catalog
+from hypaware.state.home_opener import read_identity
+from tests.support.claude_files import grow, turns, write
+from tests.support.light_home import DATASET, append, flush, import_history
+from tests.support.light_lake import read_lake
+from tests.support.rows import rows
+from tests.support.shared_lake import SharedLakeServers, shared_lake_servers
+
+
+@pytest.fixture(scope="module")
+def module_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedLakeServers]:
+    with shared_lake_servers(tmp_path_factory.mktemp("servers")) as started:
+        yield started
+
+
+@pytest.fixture
+def machines(module_servers: SharedLakeServers, tmp_path: Path) -> Iterator[tuple[Home, Home]]:
+    """Return two homes with one new lake."""
+    servers = SharedLakeServers(module_servers.postgres, module_servers.s3, tmp_path)
+    prefix = f"s3://lakehouse/{tmp_path.name}"
+    first, second = (Home(servers.machine(name, warehouse=prefix).home) for name in ("first", "second"))
+    yield first, second
+    if (held := getattr(catalog._idle, "connection", None)) is not None:
+        held[2].close()
+        catalog._idle.connection = None
+    servers.postgres.execute("DROP SCHEMA IF EXISTS hypaware CASCADE")
+    for table in ("iceberg_tables", "iceberg_namespace_properties"):
+        servers.postgres.execute(f"DROP TABLE IF EXISTS {table}")
+
+
+def run_import(home: Home, folder: Path) -> ImportReport:
+    return import_history(home, {"CLAUDE_CONFIG_DIR": str(folder), "HYP_HOME": str(home.root), "HOME": str(folder)})
+
+
+def transcript(folder: Path, session: str) -> Path:
+    return folder / "projects" / "-project" / f"{session}.jsonl"
+
+
+def test_overlapping_histories_of_two_machines_are_stored_once_and_told_apart(
+    machines: tuple[Home, Home], tmp_path: Path
+) -> None:
+    first, second = machines
+    one, two = tmp_path / "one", tmp_path / "two"
+    write(transcript(one, "both"), turns("both", 3))
+    write(transcript(one, "one"), turns("one", 4))
+    write(transcript(two, "both"), turns("both", 5))
+    assert run_import(first, one).rows.written == 21
+    assert run_import(second, two).rows.written == 6
+    found = read_lake(first, DATASET)
+    assert len({row["part_id"] for row in found}) == len(found) == 27
+    own = read_identity(first).gateway_id
+    by_machine = Counter(row["gateway_id"] for row in found)
+    assert by_machine == {
+        read_identity(first).gateway_of_rows(first.root): 21,
+        read_identity(second).gateway_of_rows(second.root): 6,
+    }
+    assert all(is_own_gateway(each, own) for each in by_machine)
+    for home, folder, files in ((first, one, 2), (second, two, 1)):
+        again = run_import(home, folder)
+        assert (again.rows.written, again.files_unchanged) == (0, files)
+    grow(transcript(two, "both"), turns("both", 1, first=5))
+    assert run_import(second, two).rows.written == 3
+
+
+def test_the_same_path_on_two_machines_is_two_sources(machines: tuple[Home, Home], tmp_path: Path) -> None:
+    first, second = machines
+    path = transcript(tmp_path / "claude", "s")
+    write(path, turns("first", 3))
+    assert run_import(first, tmp_path / "claude").rows.written == 9
+    path.unlink()
+    write(path, turns("second", 2))
+    assert run_import(second, tmp_path / "claude").rows.written == 6
+    path.unlink()
+    write(path, turns("first", 4))
+    assert run_import(first, tmp_path / "claude").rows.written == 3
+    assert len(read_lake(second, DATASET)) == 18
+
+
+def test_rows_that_two_machines_send_are_stored_once(machines: tuple[Home, Home]) -> None:
+    first, second = machines
+    append(first, rows(10))
+    append(second, rows(10, start=5))
+    assert flush(first).rows.written == 10
+    report = flush(second)
+    assert (report.rows.written, report.rows.duplicate) == (5, 5)
+    assert len({row["gateway_id"] for row in read_lake(first, DATASET)}) == 2
