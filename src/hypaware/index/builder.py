@@ -99,7 +99,7 @@ def read_index_status(home: Home) -> dict[str, Any]:
         "rows": 0,
         "through_seq": None,
         "lag_rows": 0,
-        "bytes": sum(path.stat().st_size for path in database.list_files(home)),
+        "bytes": database.count_bytes(home),
         "building": is_building(home),
         "version": None,
     }

@@ -24,6 +24,7 @@ from hypaware.index.schema import TABLES, VERSION
 
 __all__ = [
     "LOCK_SECONDS",
+    "count_bytes",
     "hold_lock",
     "is_current",
     "is_damage",
@@ -74,6 +75,15 @@ def list_files(home: Home) -> list[Path]:
         *(home.index.with_name(f"{home.index.name}{suffix}") for suffix in ("-wal", "-shm", "-journal")),
     ]
     return [path for path in (*found, *home.root.glob(f".{home.index.name}.*")) if path.exists()]
+
+
+def count_bytes(home: Home) -> int:
+    """Return the size of the index on disk. A file that is removed at the same time counts as empty."""
+    size = 0
+    for path in list_files(home):
+        with suppress(FileNotFoundError):
+            size += path.stat().st_size
+    return size
 
 
 def remove_files(home: Home) -> None:

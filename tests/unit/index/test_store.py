@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,23 @@ def assert_intact(home: Home) -> None:
         assert_index_agrees(home, index, ["text"])
     assert database.list_files(home)[0] == home.index
     assert not list(home.root.glob(".index.db.*"))
+
+
+def test_the_status_is_read_while_another_process_creates_the_index_and_its_side_files_go(home: Home) -> None:
+    side_file, ended = home.root / ".index.db.1-shm", threading.Event()
+
+    def create_and_remove() -> None:
+        while not ended.is_set():
+            side_file.touch()
+            side_file.unlink()
+
+    other = threading.Thread(target=create_and_remove)
+    other.start()
+    try:
+        assert {builder.read_index_status(home)["bytes"] for _ in range(300)} == {0}
+    finally:
+        ended.set()
+        other.join()
 
 
 def _garbage(home: Home) -> None:
