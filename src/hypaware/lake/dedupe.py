@@ -178,14 +178,18 @@ def enable_matching(home: Home, lake: LakeBackend, index: KeyIndex, table: LakeT
 def add_native_keys(
     lake: LakeBackend, table: LakeTable, dataset: Dataset, results: Sequence[BuildResult]
 ) -> list[BuildResult]:
-    """Add the match keys of native rows to the results of a build that did not record them."""
+    """Add the match keys of native rows to the results of a build that did not record them.
+
+    The files still have the rows of withdrawn sources, which will not be committed: nothing may match those.
+    """
     found = []
     for result in results:
         match_keys = MatchKeys()
         paths = [file.path for file in result.files]
         for scanned in scan_keys(lake, table, dataset, paths, with_match_keys=True):
             for match_key in scanned.match_keys:
-                match_keys.add(match_key)
+                if not any(match_key.seq in each for each in result.withdrawn):
+                    match_keys.add(match_key)
         found.append(replace(result, match_keys=match_keys))
     return found
 

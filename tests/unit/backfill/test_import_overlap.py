@@ -20,6 +20,7 @@ from hypaware.backfill.batches import BatchQueue, ImportBatch, StartedBatch, gro
 from hypaware.backfill.import_job import ImportProgress
 from hypaware.backfill.providers import load_providers
 from hypaware.backfill.report import ImportReport
+from hypaware.backfill.source_rows import SourcePiece
 from hypaware.backfill.survey import DueSource, SourceSurvey
 from hypaware.clients.client import Source
 from hypaware.clients.reader import SourceSnapshot
@@ -29,13 +30,14 @@ from hypaware.lake import commit
 from hypaware.lake.build import BuildSettings, Task
 from hypaware.model.datasets import BATCH_ID, SEQ
 from hypaware.state import flushes
-from hypaware.state.flushes import Flush
+from hypaware.state.flushes import Flush, SourceCheckpoint
 from hypaware.state.home_opener import open_home
 from hypaware.testing.fault_injection import run_in_child
 from tests.support import claude_files
 from tests.support.claude_files import turns, write
-from tests.support.light_home import DATASET, import_history
+from tests.support.light_home import DATASET, append, flush, import_history
 from tests.support.light_lake import LightLake, read_lake
+from tests.support.live_rows import Part
 
 SESSIONS = "abcde"
 IN_ORDER = ["a", "fork", "b", "c", "d", "e"]
@@ -78,6 +80,14 @@ def state(home: Home) -> tuple[list[Any], set[str]]:
         return flushes.unfinished_flushes(connection), files
 
 
+def write_rescued_prompt(environment: dict[str, str]) -> None:
+    """Write a prompt whose transcript is gone. It becomes a live row, and is read before the transcripts."""
+    prompt = {"display": "was deleted", "timestamp": 1_700_000_000_000, "project": "/p", "sessionId": "gone"}
+    history = Path(environment["CLAUDE_CONFIG_DIR"]) / "history.jsonl"
+    history.write_bytes(orjson.dumps(prompt) + b"\n")
+    os.utime(history, (0, 0))
+
+
 def is_complete(home: Home) -> bool:
     parts = Counter(row["part_id"] for row in lake(home))
     sessions = Counter(row["session_id"] for row in lake(home))
@@ -88,10 +98,7 @@ def test_rows_and_keys_do_not_depend_on_how_a_history_is_divided_into_batches(
     tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rescued prompt makes the first batch live, so native rows of later batches need match keys too."""
-    prompt = {"display": "was deleted", "timestamp": 1_700_000_000_000, "project": "/p", "sessionId": "gone"}
-    history = Path(environment["CLAUDE_CONFIG_DIR"]) / "history.jsonl"
-    history.write_bytes(orjson.dumps(prompt) + b"\n")
-    os.utime(history, (0, 0))
+    write_rescued_prompt(environment)
     found = []
     for name, limits in (("whole", (1 << 30,)), ("divided", (1,))):
         monkeypatch.setattr(batches, "BATCH_BYTES", limits)
@@ -109,6 +116,30 @@ def test_rows_and_keys_do_not_depend_on_how_a_history_is_divided_into_batches(
     assert len(whole[0]) == 64
     assert len(whole[2]) >= 64
     assert (whole[3], divided[3]) == (1, 7)
+
+
+@pytest.mark.usefixtures("one_source_a_batch")
+def test_a_live_row_is_not_dropped_for_a_row_of_a_transcript_that_could_not_be_read(
+    home: Home, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matching begins with the first batch. The transcript's rows are in the file of a batch that was built before."""
+    write_rescued_prompt(environment)
+    real = SourcePiece._checkpoint
+
+    def fail_for_one(self: SourcePiece, *rest: Any) -> SourceCheckpoint:
+        if self.snapshot.path.stem == "fork":
+            raise ValueError("cannot be read to its end")
+        return real(self, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SourcePiece, "_checkpoint", fail_for_one)
+        import_history(home, environment)
+    assert not [row for row in lake(home) if row["session_id"] == "fork"]
+
+    append(home, [Part(0, text="question 4", session="fork").live(late=True)])
+    flush(home)
+
+    assert [row["content_text"] for row in lake(home) if row["session_id"] == "fork"] == ["question 4"]
 
 
 @pytest.mark.usefixtures("one_source_a_batch")
