@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 from collections.abc import Callable, Mapping
@@ -10,16 +11,17 @@ from typing import Any
 
 import pytest
 
+from hypaware import faults
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
-from hypaware.testing import contract
+from hypaware.testing import contract, fault_injection
 from hypaware.testing.contract import SinkContract, SinkHome
 from tests.support import processes
 from tests.support.iceberg_destination import Lake, kind_on
 
 pytestmark = pytest.mark.spark
 
-# A process with its own engine: a JVM does not survive a fork.
+# An engine of its own, whose JVM is killed with it.
 _ENGINE = """
 import pickle, sys
 from pathlib import Path
@@ -33,7 +35,7 @@ with fault_injection.register_kind(fault_injection.wrap_kind(kind_on(session.spa
     getattr(site, work)()
 session.close()
 """
-# Starting an engine takes seconds: a short run kills only at the sink's own crash points.
+# Each delivery makes a commit for every few rows: a short run kills at the sink's own crash points and next to them.
 _FEW_POINTS = ("export.ship.before-send", "export.plan.after-mirror", "export.ship.after-answer")
 
 
@@ -47,6 +49,24 @@ def _run_in_engine(work: Callable[[], None], crash_at: str | None = None) -> boo
     return done.returncode == 0
 
 
+def _run_beside_jvm(session: EngineSession) -> Callable[..., bool]:
+    """Return a runner of forked children that use the JVM of this process, which waits for them and survives them.
+
+    A start of an engine takes seconds. `test_iceberg_sink` kills an engine with its JVM at the sink's own points.
+    """
+
+    def run(work: Callable[[], object], crash_at: str | None = None) -> bool:
+        def in_child() -> None:
+            faults.forget_child(session.jvm_pid)
+            # The child must not release what its parent refers to.
+            gc.freeze()
+            work()
+
+        return fault_injection.run_in_child(in_child, crash_at)
+
+    return run
+
+
 class TestIcebergTable(SinkContract):
     drops_known_rows = True
     points = ("export.iceberg.after-files", "export.iceberg.before-commit", "export.iceberg.after-commit")
@@ -56,8 +76,10 @@ class TestIcebergTable(SinkContract):
     def _engine(self, engine_session: EngineSession, monkeypatch: pytest.MonkeyPatch) -> None:
         self.session = engine_session
         self.kind = kind_on(engine_session.spark)
-        monkeypatch.setattr(contract, "run_in_child", _run_in_engine)
-        if "HYP_SOAK" not in os.environ:
+        if "HYP_SOAK" in os.environ:
+            monkeypatch.setattr(contract, "run_in_child", _run_in_engine)
+        else:
+            monkeypatch.setattr(contract, "run_in_child", _run_beside_jvm(engine_session))
             monkeypatch.setattr(contract, "POINTS", _FEW_POINTS)
 
     def options(self, tmp_path: Path) -> Mapping[str, Any]:

@@ -67,6 +67,7 @@ open_received(home, open_home(home).store).find_missing(sys.argv[1], now=time.ti
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedLakeServers]:
+    """Return servers of this file's own, because its tests stop them."""
     with shared_lake_servers(tmp_path_factory.mktemp("shared")) as started:
         yield started
 
@@ -124,7 +125,7 @@ def committed(servers: SharedLakeServers) -> dict[str, Counter[str]]:
         "s3.region": "us-east-1",
     }
     found: dict[str, Counter[str]] = {}
-    with SqlCatalog("hyp", uri=servers.postgres.whole_uri, **settings) as catalog:
+    with SqlCatalog("hyp", uri=servers.whole_uri, **settings) as catalog:
         columns = ("gateway_id", "message_id")
         for row in catalog.load_table(f"hypaware.{DATASET}").scan(selected_fields=columns).to_arrow().to_pylist():
             found.setdefault(row["gateway_id"], Counter()).update([row["message_id"]])

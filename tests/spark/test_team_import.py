@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,11 @@ from tests.support.claude_files import grow, turns, write
 from tests.support.command import Hyp
 from tests.support.processes import PATIENCE
 from tests.support.rows import DATASET
-from tests.support.shared_lake import SharedLakeServers, shared_lake_servers
+from tests.support.shared_lake import SharedLakeServers
 
 # Each takes more than a minute, so `make test` kills at one of them.
 KILLED_AT = ["lake.commit.after-commit", *(["lake.intake.after-pend"] if "HYP_SOAK" in os.environ else [])]
 _COUNT = f"SELECT count(*) AS n, count(DISTINCT part_id) AS ids FROM {DATASET}"
-
-
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[SharedLakeServers]:
-    with shared_lake_servers(tmp_path) as started:
-        yield started
 
 
 def machine(servers: SharedLakeServers, name: str) -> Hyp:

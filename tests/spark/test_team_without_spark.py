@@ -20,28 +20,17 @@ from tests.support.claude_files import grow, turns, write
 from tests.support.light_home import DATASET, append, flush, import_history
 from tests.support.light_lake import read_lake
 from tests.support.rows import rows
-from tests.support.shared_lake import SharedLakeServers, shared_lake_servers
-
-
-@pytest.fixture(scope="module")
-def module_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedLakeServers]:
-    with shared_lake_servers(tmp_path_factory.mktemp("servers")) as started:
-        yield started
+from tests.support.shared_lake import SharedLakeServers
 
 
 @pytest.fixture
-def machines(module_servers: SharedLakeServers, tmp_path: Path) -> Iterator[tuple[Home, Home]]:
+def machines(servers: SharedLakeServers) -> Iterator[tuple[Home, Home]]:
     """Return two homes with one new lake."""
-    servers = SharedLakeServers(module_servers.postgres, module_servers.s3, tmp_path)
-    prefix = f"s3://lakehouse/{tmp_path.name}"
-    first, second = (Home(servers.machine(name, warehouse=prefix).home) for name in ("first", "second"))
+    first, second = (Home(servers.machine(name).home) for name in ("first", "second"))
     yield first, second
     if (held := getattr(catalog._idle, "connection", None)) is not None:
         held[2].close()
         catalog._idle.connection = None
-    servers.postgres.execute("DROP SCHEMA IF EXISTS hypaware CASCADE")
-    for table in ("iceberg_tables", "iceberg_namespace_properties"):
-        servers.postgres.execute(f"DROP TABLE IF EXISTS {table}")
 
 
 def run_import(home: Home, folder: Path) -> ImportReport:

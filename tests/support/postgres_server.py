@@ -38,11 +38,14 @@ class PostgresServer:
     @property
     def whole_uri(self) -> str:
         """Return the address in SQLAlchemy's form."""
-        return f"postgresql+psycopg2://{USER}:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{self.port}/postgres"
+        return self.whole_uri_of("postgres")
+
+    def whole_uri_of(self, database: str) -> str:
+        return f"postgresql+psycopg2://{USER}:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
         command = [str(_binary("postgres")), "-D", str(self.folder / "data"), "-h", "127.0.0.1", "-p", str(self.port)]
-        command += ["-c", "unix_socket_directories=", "-c", "fsync=off"]
+        command += ["-c", "unix_socket_directories=", "-c", "fsync=off", "-c", "full_page_writes=off"]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, **_as_nobody())
         eventually(self._answers)
@@ -54,8 +57,10 @@ class PostgresServer:
             self.process.wait(PATIENCE)
             self.process = None
 
-    def execute(self, sql: str) -> None:
-        with create_engine(self.whole_uri, poolclass=NullPool).begin() as connection:
+    def execute(self, sql: str, database: str = "postgres") -> None:
+        """Run a statement outside of a transaction, as CREATE DATABASE requires."""
+        engine = create_engine(self.whole_uri_of(database), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
             connection.execute(text(sql))
 
     def _answers(self) -> bool:
@@ -91,7 +96,10 @@ def _initialise(folder: Path) -> None:
     secret.write_text(PASSWORD)
     secret.chmod(0o644)
     subprocess.run(
-        [_binary("initdb"), "-D", folder / "data", "-U", USER, "-A", "scram-sha-256", f"--pwfile={secret}"],
+        [
+            *(_binary("initdb"), "-D", folder / "data", "-U", USER, "-A", "scram-sha-256", f"--pwfile={secret}"),
+            "--no-sync",
+        ],
         check=True,
         capture_output=True,
         **_as_nobody(),

@@ -3,8 +3,11 @@
 The file is `<cache>/archives/<group>-<key>.jsa`. The group identifies the Spark installation. The key is a hash of the
 Java build and of the name, size and mtime of every jar on the class path. The JVM makes the same checks and ignores an
 archive that does not match, but a truncated archive crashes it (Java 17: SIGBUS). So `<name>.stamp` records the size
-and mtime, and a file that differs is not used. An archive is written under a temporary name, fsynced and renamed.
-A lock on `.lock` serializes builds; after a failed build, `<name>.failed` prevents background builds for a day.
+and mtime, and a file that differs is not used. The class path of a JVM may continue after the archive's own, so an
+engine with the jars of a shared lake uses the same archive.
+
+An archive is written under a temporary name, fsynced and renamed. A lock on `.lock` serializes builds; after a failed
+build, `<name>.failed` prevents background builds for a day.
 """
 
 from __future__ import annotations

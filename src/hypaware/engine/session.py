@@ -149,9 +149,10 @@ def open_session(
     home = Home(home.root.absolute())
     java_found = jvm.find_java()
     shared = find_shared_lake(home)
-    own_jars = jars.find_installed_jars(cache) + (jars.find_installed_jars(cache, jars.shared_jars()) if shared else ())
+    own_jars = jars.find_installed_jars(cache)
+    shared_jars = jars.find_installed_jars(cache, jars.shared_jars()) if shared else ()
     extra = dict(extra or {})
-    master_settings = _cluster_settings(home, master, own_jars, memory, secret_file)
+    master_settings = _cluster_settings(home, master, own_jars + shared_jars, memory, secret_file)
     if not is_local(master):
         from hypaware.engine import executors
 
@@ -164,7 +165,8 @@ def open_session(
     scratch = ScratchFolder.create(home.engine / "tmp")
     process = start_jvm(
         java_found,
-        class_path,
+        # Last, because the class path must begin with that of the class archive.
+        class_path + shared_jars,
         memory,
         scratch.path,
         home.engine / "jvm.log",
