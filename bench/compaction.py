@@ -83,7 +83,7 @@ class _Asked:
         return spent, report
 
     def _run(self, job: str, args: dict[str, Any]) -> dict[str, Any]:
-        return client.run_job(self._home, self._settings, job, args)
+        return client.run_job(client.choose_engine(self._home, self._settings), job, args)
 
 
 def main() -> None:

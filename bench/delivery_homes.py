@@ -61,7 +61,8 @@ class Sender:
         asked = {"sinks": [sink], "max_wait": 0.0, "budget": budget}
         settings = config.load(self.home)
         reports: list[dict[str, Any]] = []
-        spent = seconds(lambda: reports.append(client.run_job(self.home, settings, "export", asked)))
+        engine = client.choose_engine(self.home, settings)
+        spent = seconds(lambda: reports.append(client.run_job(engine, "export", asked)))
         return spent, sum(stream["rows"] for stream in _streams(reports[0]))
 
 

@@ -166,7 +166,8 @@ class Lake:
             if isinstance(event, bytes):
                 chunks.append(event)
 
-        result = client.run_job(self.home, config.load(self.home), job, args, collect)
+        engine = client.choose_engine(self.home, config.load(self.home))
+        result = client.run_job(engine, job, args, collect)
         return result, b"".join(chunks)
 
 

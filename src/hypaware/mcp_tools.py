@@ -275,7 +275,8 @@ class McpTools:
             "only": _DATASET,
             "without_sessions": sorted(withheld.ids),
         }
-        report = client.run_job(self.home, config.load(self.home), "query", args, collect)
+        engine = client.choose_engine(self.home, config.load(self.home))
+        report = client.run_job(engine, "query", args, collect)
         rows = [cut_values(json.loads(line), _MAX_CELL) for line in b"".join(chunks).splitlines()]
         shown = fit(rows)
         is_cut = report["truncated"] or len(shown) < len(rows)

@@ -45,7 +45,7 @@ home = Home.from_environment()
 job, args = sys.argv[1], json.loads(sys.argv[2])
 engine = Engine(home, jobs="engine_spark_jobs")
 try:
-    print(json.dumps(client.run_job(home, config.load(home), job, args, show, engine=engine)))
+    print(json.dumps(client.run_job(client.choose_engine(home, config.load(home), engine), job, args, show)))
 except HypError as error:
     print(json.dumps({"error": error.as_json()}))
     sys.exit(error.exit_code)
@@ -66,7 +66,8 @@ class Spark:
 
     def run(self, job: str, args: dict[str, Any] | None = None, on_event: OnEvent = ignore_events) -> dict[str, Any]:
         engine = Engine(self.home, jobs="engine_spark_jobs")
-        return client.run_job(self.home, config.load(self.home), job, args or {}, on_event, engine=engine)
+        chosen = client.choose_engine(self.home, config.load(self.home), engine)
+        return client.run_job(chosen, job, args or {}, on_event)
 
     def inline(self, job: str, args: dict[str, Any] | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(

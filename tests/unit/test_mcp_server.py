@@ -213,7 +213,7 @@ def test_without_a_home_the_command_names_setup(home: Home) -> None:
 
 def test_without_the_sdk_the_command_names_the_package(home: Home) -> None:
     record(home, "fox")
-    script = "import sys; sys.modules['mcp'] = None; from hypaware.cli.entry import main; sys.exit(main(['mcp']))"
+    script = "import sys; sys.modules['mcp'] = None; from hypaware.cli import entry; sys.exit(entry.run(['mcp']))"
 
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hypaware import __version__, upgrade
-from hypaware.cli.entry import main
+from hypaware.cli import entry
 from hypaware.cli.help_pages import find_pages
 from hypaware.errors import HypError
 from hypaware.home import Home
@@ -100,7 +100,7 @@ def test_a_version_that_does_not_know_the_state_is_refused(
 ) -> None:
     last = schema.MIGRATIONS[-1][0]
     wheel = make_wheel("0.0.9", state=lambda text: text.replace(last, "0000_other"))
-    assert main(["upgrade", "--check", str(wheel)]) == 1
+    assert entry.run(["upgrade", "--check", str(wheel)]) == 1
     out = capsys.readouterr().out
     assert "a downgrade is refused" in out
     assert last in out
@@ -109,7 +109,7 @@ def test_a_version_that_does_not_know_the_state_is_refused(
 def test_a_state_of_a_newer_version_is_refused_with_words(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     with closing(sqlite3.connect(home.state)) as connection, connection:
         connection.execute("INSERT INTO migrations VALUES ('9001_next', '2030-01-01')")
-    assert main(["server", "token", "create"]) == 1
+    assert entry.run(["server", "token", "create"]) == 1
     err = capsys.readouterr().err
     assert "was written by a newer version of hypaware" in err
     assert "pip install --upgrade hypaware" in err
@@ -124,14 +124,14 @@ def test_without_a_file_pip_is_asked(
     make_wheel("8.0.0", tmp_path / "wheels")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    assert main(["upgrade", "--check"]) == 0
+    assert entry.run(["upgrade", "--check"]) == 0
     out, err = capfd.readouterr()
     assert "newest 9.0.0" in out
     assert "state.db gets 9001_next" in out
     assert "hyp backup" in out
     assert "pip install --upgrade hypaware" in err
     shutil.rmtree(tmp_path / "wheels")
-    assert main(["upgrade", "--check"]) == 1
+    assert entry.run(["upgrade", "--check"]) == 1
     _, err = capfd.readouterr()
     assert "Whether there is a newer one is unknown: pip found no wheel" in err
 
@@ -153,11 +153,11 @@ def test_in_an_environment_without_pip_uv_runs_it(
     monkeypatch.setenv("PATH", f"{uv.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    assert main(["upgrade", "--check"]) == 0
+    assert entry.run(["upgrade", "--check"]) == 0
     assert "newest 9.0.0" in capfd.readouterr().out
 
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["upgrade", "--check"]) == 1
+    assert entry.run(["upgrade", "--check"]) == 1
     assert "no pip, and there is no uv on PATH" in capfd.readouterr().err
 
 
@@ -171,7 +171,7 @@ def test_a_file_that_is_no_wheel_of_this_program_is_an_error(make_wheel: Made, t
 
 
 def test_without_check_nothing_happens(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["upgrade"]) == 2
+    assert entry.run(["upgrade"]) == 2
     assert "hyp does not upgrade itself" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import hypaware
 from hypaware import extras
-from hypaware.cli.entry import main
+from hypaware.cli import entry
 from hypaware.cli.main import hyp as root
 from hypaware.gateway.handover import SERVER_PORT
 from scripts import hatch_build
@@ -79,7 +79,7 @@ def test_files_inside_another_repository_do_not_take_its_version(clone: Path) ->
 
 
 def test_the_version_is_the_same_wherever_it_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
+    assert entry.run(["--version"]) == 0
     assert capsys.readouterr().out == f"hyp {hypaware.__version__}\n"
     assert hatch_build.version(ROOT).startswith(hypaware.__version__.removesuffix(".dev0"))
 

@@ -18,10 +18,50 @@ if TYPE_CHECKING:
 _READING = ("sessions", "usage", "overview", "search")
 
 
-def run() -> int:
-    """Run `hyp` and return the exit code of the process."""
-    # Open streams that the parent process closed on the null device. Otherwise the next opened file, for example a
-    # segment of the spool, would get the stream's descriptor and receive the output of child processes.
+def run(arguments: Sequence[str] | None = None, root: click.Group | None = None) -> int:
+    """Run one command and return the exit code of the process.
+
+    By default it is the command of `hyp` that the arguments of the process name.
+    """
+    _open_closed_streams()
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        reads = arguments is None and root is None and bool(args) and args[0] in _READING
+        if reads and (plain := _parse_plainly(args)):
+            return run_command(args, plain)
+        import click
+
+        from hypaware.cli import output
+        from hypaware.cli.main import hyp
+
+        root = root or hyp
+        if "_HYP_COMPLETE" in os.environ:
+            root.main(args, prog_name="hyp")
+
+        def call() -> object:
+            try:
+                with root.make_context("hyp", args) as context:
+                    reopen_addresses(args)
+                    return root.invoke(context)
+            except click.exceptions.Exit as stop:
+                return stop.exit_code
+
+        output.reset()
+        return run_command(args, call)
+    except KeyboardInterrupt:
+        if "--json" in args:
+            sys.stdout.write('{"error": {"kind": "cancelled", "message": "cancelled"}}\n')
+        else:
+            sys.stderr.write("cancelled\n")
+        return 130
+
+
+def _open_closed_streams() -> None:
+    """Open streams that the parent process closed on the null device.
+
+    Otherwise the next opened file, for example a segment of the spool, would get the stream's descriptor and receive
+    the output of child processes.
+    """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)
@@ -30,43 +70,13 @@ def run() -> int:
                 os.close(null)
             os.set_inheritable(fd, True)
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", encoding="utf-8"))
-    try:
-        if sys.argv[1:2] and sys.argv[1] in _READING and (code := _read_plainly(sys.argv[1:])) is not None:
-            return code
-        return main()
-    except KeyboardInterrupt:
-        if "--json" in sys.argv:
-            sys.stdout.write('{"error": {"kind": "cancelled", "message": "cancelled"}}\n')
-        else:
-            sys.stderr.write("cancelled\n")
-        return 130
 
 
-def main(arguments: Sequence[str] | None = None, root: click.Group | None = None) -> int:
-    """Run one command and return the exit code of the process."""
-    import click
+def _parse_plainly(args: list[str]) -> Callable[[], None] | None:
+    """Return what runs a reading command without click, whose import takes longer than most answers.
 
-    from hypaware.cli import output
-    from hypaware.cli.main import hyp
-
-    root, args = root or hyp, list(sys.argv[1:] if arguments is None else arguments)
-    if "_HYP_COMPLETE" in os.environ:
-        root.main(args, prog_name="hyp")
-
-    def call() -> object:
-        try:
-            with root.make_context("hyp", args) as context:
-                reopen_addresses(args)
-                return root.invoke(context)
-        except click.exceptions.Exit as stop:
-            return stop.exit_code
-
-    output.reset()
-    return run_command(args, call)
-
-
-def _read_plainly(args: list[str]) -> int | None:
-    """Run a reading command without click, whose import takes longer than most answers. None if click must parse."""
+    None if click must parse the arguments.
+    """
     import gc
 
     # The process ends soon: what is imported now is needed until then.
@@ -83,7 +93,7 @@ def _read_plainly(args: list[str]) -> int | None:
         reopen_addresses(args)
         reader_arguments.run_reading_command(args[0], given)
 
-    return run_command(args, call)
+    return call
 
 
 def run_command(args: Sequence[str], call: Callable[[], object]) -> int:

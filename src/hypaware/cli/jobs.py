@@ -40,8 +40,9 @@ def run_job(
     from hypaware.engine import client
 
     home = Home.from_environment()
+    engine = client.choose_engine(home, load_config(home))
     with open_progress() as bar:
-        return client.run_job(home, load_config(home), name, args, event_handler(bar, on_chunk))
+        return client.run_job(engine, name, args, event_handler(bar, on_chunk))
 
 
 def event_handler(

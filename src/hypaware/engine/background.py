@@ -163,7 +163,7 @@ async def run_cancellable_job(
     cancelled = threading.Event()
     connections: list[JobConnection] = []
 
-    def connect() -> JobConnection:
+    def connect(engine: Engine, on_event: OnEvent) -> JobConnection:
         connection = client.ensure_engine(engine, on_event)
         connections.append(connection)
         # Check after adding the connection: a cancellation sets the event first, then uses the connection.
@@ -172,7 +172,7 @@ async def run_cancellable_job(
             raise Cancelled(f"{name} was cancelled")
         return connection
 
-    outcome = run_in_thread(lambda: client.call_job(engine.home, connect, name, args, on_event), f"job {name}")
+    outcome = run_in_thread(lambda: client.run_job(engine, name, args, on_event, connect), f"job {name}")
     # After a cancellation the job's own result is not wanted.
     outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:

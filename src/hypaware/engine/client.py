@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from hypaware import telemetry
@@ -52,33 +52,25 @@ class _NotAccepted(Exception):
     """Nothing was done: the engine ended before it accepted the job, or left it to the engine that owns the lake."""
 
 
-def run_job(
-    home: Home,
-    config: Config,
-    name: str,
-    args: dict[str, Any],
-    on_event: OnEvent = ignore_events,
-    *,
-    engine: Engine | None = None,
-) -> dict[str, Any]:
-    """Run a job and return its result. Raise its error, or Cancelled after Ctrl-C. Events are passed on this thread."""
+def choose_engine(home: Home, config: Config, engine: Engine | None = None) -> Engine:
+    """Return the engine for a command: the one of the home, or this process under `HYP_ENGINE=inline`."""
     engine = engine or Engine(home)
-    connect: Callable[[], JobConnection]
     match os.environ.get("HYP_ENGINE", ""):
         case "":
-            connect = partial(ensure_engine, engine, on_event)
+            return engine
         case "inline":
-            from hypaware.engine import inline
-
-            connect = partial(inline.connect, engine, config)
+            return replace(engine, inline=config)
         case invalid:
             raise UsageError(f'HYP_ENGINE={invalid} is invalid; set it to "inline" or unset it')
-    return call_job(home, connect, name, args, on_event)
 
 
 def ensure_engine(engine: Engine, on_event: OnEvent) -> JobConnection:
     """Return a connection to the engine of this home, and start one if necessary. An engine of another version is
     asked to stop."""
+    if engine.inline:
+        from hypaware.engine import inline
+
+        return inline.connect(engine, engine.inline)
     home = engine.home
     log = launcher.engine_log(home)
     started: Popen[bytes] | None = None
@@ -114,24 +106,31 @@ def ensure_engine(engine: Engine, on_event: OnEvent) -> JobConnection:
         time.sleep(_START_POLL_SECONDS)
 
 
-def call_job(
-    home: Home, connect: Callable[[], JobConnection], job: str, args: dict[str, Any], on_event: OnEvent
+def run_job(
+    engine: Engine,
+    name: str,
+    args: dict[str, Any],
+    on_event: OnEvent = ignore_events,
+    connect: Callable[[Engine, OnEvent], JobConnection] = ensure_engine,
 ) -> dict[str, Any]:
-    """Send a job over a new connection, until an engine accepts it. Return its result or raise its error."""
+    """Run a job and return its result. Raise its error, or Cancelled after Ctrl-C. Events are passed on this thread.
+
+    The job is sent over a new connection, until an engine accepts it.
+    """
     sent_with_it = {"crash_at": os.environ.get("HYP_CRASH_AT"), "run_id": telemetry.dev_run_id()}
     try:
         for _ in range(ATTEMPTS):
-            with suppress(_NotAccepted), connect() as connection, _Interrupts(job) as interrupts:
+            with suppress(_NotAccepted), connect(engine, on_event) as connection, _Interrupts(name) as interrupts:
                 try:
-                    connection.send({"type": "job", "job": job, "args": args, **sent_with_it})
+                    connection.send({"type": "job", "job": name, "args": args, **sent_with_it})
                 except ConnectionError:
                     raise _NotAccepted from None
-                return _receive_result(connection, job, on_event, interrupts)
+                return _receive_result(connection, name, on_event, interrupts)
     except KeyboardInterrupt:
-        raise Cancelled(f"{job} was cancelled") from None
+        raise Cancelled(f"{name} was cancelled") from None
+    log = launcher.engine_log(engine.home)
     raise Retryable(
-        f"the engine of {home.root} repeatedly ended before it accepted {job}; see {launcher.engine_log(home)}",
-        kind="engine_failed",
+        f"the engine of {engine.home.root} repeatedly ended before it accepted {name}; see {log}", kind="engine_failed"
     )
 
 
@@ -271,8 +270,7 @@ def start_engine(
     home: Home, config: Config, on_event: OnEvent = ignore_events, *, engine: Engine | None = None
 ) -> dict[str, Any]:
     """Start the engine if it is not running, and open Spark in it, so that the next job starts fast."""
-    connect = partial(ensure_engine, engine or Engine(home), on_event)
-    call_job(home, connect, "warm", {}, on_event)
+    run_job(engine or Engine(home), "warm", {}, on_event)
     return engine_status(home)
 
 

@@ -31,6 +31,8 @@ from hypaware.home import Home, cache_dir, durable_files
 if TYPE_CHECKING:
     from subprocess import Popen
 
+    from hypaware.config import Config
+
 GRACE_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 20.0
 _BACKLOG: Final = 128
@@ -56,6 +58,8 @@ class Engine:
     home: Home
     jobs: str = JOBS_MODULE
     check: Callable[[], None] = check_installed
+    inline: Config | None = None
+    """The config under which jobs run in this process, without an engine process."""
 
 
 def engine_log(home: Home) -> Path:

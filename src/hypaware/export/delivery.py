@@ -47,6 +47,8 @@ from hypaware.state.streams import PlannedChunk
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from hypaware.state.store import StateStore
+
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
 _PROGRESS_SECONDS = 0.5
@@ -88,15 +90,7 @@ def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         # destination must still be queried under it.
         store_incarnation(context, opened.identity)
         options = DeliveryOptions(float(args.get("max_wait", 60.0)), args.get("budget"), bool(args.get("patient")))
-        # A patient round leaves rows in the spool that may wait, so that they are delivered under their final ids.
-        objects = open_received(context.home, opened.store)
-        received = objects.list_datasets() if objects else ()
-        spooled = [
-            dataset
-            for dataset in sorted({each for name in sinks for each in context.config.sinks[name].datasets})
-            if reader.summarize_spool(context.home, dataset, skip_deferred=options.patient).segments
-            or dataset in received
-        ]
+        spooled = _list_spooled(context, opened.store, sinks, skip_deferred=options.patient)
         flush_error: HypError | None = None
         try:
             if spooled:
@@ -122,6 +116,20 @@ def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     if flush_error:
         raise flush_error
     return {"sinks": [report.as_json() for report in reports]}
+
+
+def _list_spooled(context: JobContext, store: StateStore, sinks: list[str], *, skip_deferred: bool) -> list[str]:
+    """Return the datasets of the sinks with rows in the spool.
+
+    A patient round skips rows that may wait there, so that they are delivered under their final ids.
+    """
+    objects = open_received(context.home, store)
+    received = objects.list_datasets() if objects else ()
+    return [
+        dataset
+        for dataset in sorted({each for name in sinks for each in context.config.sinks[name].datasets})
+        if reader.summarize_spool(context.home, dataset, skip_deferred=skip_deferred).segments or dataset in received
+    ]
 
 
 def _progress_reporter(context: JobContext, opened: OpenHome, sinks: list[str]) -> Callable[[int, int], None]:
@@ -307,11 +315,16 @@ async def _send_letter(driver: Driver, sink: Sink, letter: DeadLetter) -> str | 
     """Send the letter. Returns the reason if it was refused again, None if the destination has it now."""
     retries = RetryBudget(_REPLAY_WAIT_SECONDS)
     destination = await retries.retry(limit_call()(sink.open))
-    with driver.opened.store.reading() as connection:
+    store = driver.opened.store
+    with store.reading() as connection:
         stream = streams.load_stream(connection, letter.key)
         body = dead_letters.load_payload(connection, letter.id)
     assert stream is not None
-    stream_destination.check_binding(driver.opened.home, driver.opened.store, stream, destination)
+    bound = stream_destination.bound_to(stream)
+    if not destination.is_same(bound):
+        raise stream_destination.hold_elsewhere(stream, destination)
+    if bound != destination:
+        stream_destination.record_destination(driver.opened.home, store, stream, destination)
     planned = PlannedChunk(letter.chunk_id, letter.incarnation, letter.after, letter.last, letter.rows)
     chunk = to_chunk(letter.key, driver.opened.identity, planned)
     rows = letter.rows
@@ -325,13 +338,12 @@ async def _send_letter(driver: Driver, sink: Sink, letter: DeadLetter) -> str | 
                 "withheld", "the privacy settings exclude its folder or session from export; the dead letter is kept"
             )
         if rows:
-            acked_to = min(stream.watermark or 0, letter.after)
-            ship = partial(sink.ship, chunk, prepared.payload, acked_to)
+            ship = partial(sink.ship, chunk, prepared.payload, min(stream.watermark or 0, letter.after))
             try:
                 await retries.retry(limit_call(ChunkRefused, RangeOverlap)(ship))
             except ChunkRefused as reason:
                 again = replace(letter, reason=str(reason), at=schema.utc_now())
-                with driver.opened.store.transaction() as connection:
+                with store.transaction() as connection:
                     dead_letters.add_letter(connection, again, dead_letter_rows.pack_rows(prepared.table))
                 return str(reason)
             except RangeOverlap as overlap:
@@ -340,13 +352,17 @@ async def _send_letter(driver: Driver, sink: Sink, letter: DeadLetter) -> str | 
                         "destination_contradicts", "the destination has a part of the dead letter"
                     ) from None
     _after_answer()
-    with driver.opened.store.transaction() as connection:
+    _finish_letter(driver.opened, letter, rows)
+    return None
+
+
+def _finish_letter(opened: OpenHome, letter: DeadLetter, rows: int) -> None:
+    with opened.store.transaction() as connection:
         dead_letters.drop_letter(connection, letter.id)
         streams.add_exported_rows(connection, letter.key, rows)
         streams.advance_delivery_step(connection)
-    mirror.write_mirror(driver.opened.home.mirror, driver.opened.store)
+    mirror.write_mirror(opened.home.mirror, opened.store)
     _after_commit()
-    return None
 
 
 class SparkThread:

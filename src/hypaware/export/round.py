@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -34,9 +34,9 @@ from hypaware.state.streams import Intent, PlannedChunk, Stream, StreamKey
 
 if TYPE_CHECKING:
     from hypaware.export.rows import PrivacyGate, RowReader
-    from hypaware.export.sink import Destination, Sink
+    from hypaware.export.sink import Destination, Payload, Sink
     from hypaware.home import Home
-    from hypaware.state.store import StateStore
+    from hypaware.state.store import Connection, StateStore
 
 T = TypeVar("T")
 _PAGE_ROWS = 50_000
@@ -56,6 +56,15 @@ _after_finish = faults.crash_point("export.finish.after-commit", "an intent is d
 
 class _RowsExcluded(Exception):
     """Some of the rows have been excluded from export since they were read."""
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """The destination has a chunk: its rows, and what this round sent of them."""
+
+    rows: int
+    bytes: int = 0
+    gate_report: GateReport = field(default_factory=GateReport)
 
 
 @dataclass
@@ -92,7 +101,7 @@ class StreamRound:
         self._page_rows = min(self.sink.limits.rows, _PAGE_ROWS)
         """The first page holds about one chunk, so that a backlog starts to flow at once. Each further one is twice as
         large."""
-        self._next_chunk: _WorkAhead[PreparedRows] = _WorkAhead()
+        self._next_payload: _WorkAhead[Payload] = _WorkAhead()
 
     async def run(self) -> StreamReport:
         """Run the round under the stream's lock; wait up to `max_wait` for another round to release it."""
@@ -103,7 +112,6 @@ class StreamRound:
                 )
                 self._retries.failures = stream.attempts
                 self._report.after = self._report.last = stream.watermark
-                stream_destination.check_binding(self.home, self.store, stream, self.destination)
                 high_water = self._load_high_water()
                 stream = await self._find_watermark(stream, high_water)
                 self._inherited = self._rollback.find_inherited(stream, high_water)
@@ -111,11 +119,13 @@ class StreamRound:
                 if self._inherited and not self.sink.drops_known_rows():
                     end = max(self._inherited[0][0], stream.watermark or 0)
                 finished = 0
-                async with self._next_chunk, self._next_page:
+                async with self._next_payload, self._next_page:
                     while self.budget is None or finished < self.budget:
                         async with self.slots:
-                            if not await self._deliver_next(end):
+                            intent, prepared = await self._plan_next(end)
+                            if intent is None:
                                 break
+                            await self._deliver_intent(intent, prepared)
                         finished += 1
                     else:
                         self._report.drained = False
@@ -143,6 +153,8 @@ class StreamRound:
         except StreamHeld as held:
             self._report.held = True
             self._report.error = {"kind": "held", "message": str(held)}
+            if self._report.after is None:
+                self._report.after = self._report.last = self._load_stream()[0].watermark
             with self.store.transaction() as connection:
                 streams.hold_stream(connection, self.key, held.why, str(held))
         except Exception as error:
@@ -172,77 +184,94 @@ class StreamRound:
         assert stream is not None
         return stream, intent
 
-    async def _deliver_next(self, high_water: int) -> bool:
-        """Deliver the pending or the next intent. Returns False if there was none."""
+    async def _plan_next(self, high_water: int) -> tuple[Intent | None, PreparedRows | None]:
+        """Return the pending intent, or else plan and record the next one, with its rows. None if no row is left."""
         stream, intent = self._load_stream()
-        watermark = stream.watermark or 0
-        prepared: PreparedRows | None = None
-        if intent is None:
-            if watermark > high_water:
-                raise DeliveryStopped(
-                    "lake_behind_watermark",
-                    f"rows up to {watermark} were delivered, but the lake ends at {high_water}: it was rolled back or "
-                    "restored without its state",
-                    repair="hyp verify",
-                )
-            if watermark < high_water and self._planned_under is None:
-                self._planned_under = await self._rollback.choose_identity(stream, high_water)
-                stream, _ = self._load_stream()
-                watermark = stream.watermark or 0
-            if watermark == high_water:
-                return False
-            prepared = await self._next_page.take(watermark, self._page_reader(watermark, high_water))
-            self._rollback.require_keys(stream, prepared)
-            chunks = cut_chunks(
-                self.key, self._planned_under or self.identity, watermark, prepared.reached, prepared.seqs,
-                prepared.payload, self.sink.limits, prepared.row_keys(datasets.get(self.key.dataset)),
-            )  # fmt: skip
-            self._fresh_above = max(stream.planned_to, watermark)
-            intent = Intent(self.key, watermark, prepared.reached, tuple(chunks))
-            _before_plan()
-            with self.store.transaction() as connection:
-                known = load_identity(connection)
-                if known is None or known.incarnation != self.identity.incarnation:
-                    raise DeliveryStopped(
-                        "home_rolled_back", "the home became a new incarnation in the meantime", repair="hyp export"
-                    )
-                streams.save_intent(connection, intent)
-            _after_plan()
-            # Before the first byte leaves: if the state is lost, the mirror must know the ids that may have been sent.
-            mirror.write_mirror(self.home.mirror, self.store)
-            _after_mirror()
-            self._page_rows = min(2 * self._page_rows, _PAGE_ROWS)
-            if prepared.reached < high_water:
-                self._next_page.start(prepared.reached, self._page_reader(prepared.reached, high_water))
-        due = deque(intent.due)
-        uncertain: set[str] = set()
-        if prepared is None:
-            # Another round left the intent and may have sent parts of it. Chunks are sent one at a time and in order,
-            # so those after the first due chunk were never sent. A restored state, however, has lost the
-            # acknowledgements made since its backup.
+        if intent:
             self._fresh_above = None
-            uncertain = {each.id for each in intent.due if each.incarnation != self.identity.incarnation}
-            uncertain |= {each.id for each in intent.due[:1] if not each.unsent}
+            return intent, None
+        watermark = stream.watermark or 0
+        if watermark > high_water:
+            raise DeliveryStopped(
+                "lake_behind_watermark",
+                f"rows up to {watermark} were delivered, but the lake ends at {high_water}: it was rolled back or "
+                "restored without its state",
+                repair="hyp verify",
+            )
+        if watermark < high_water and self._planned_under is None:
+            self._planned_under = await self._rollback.choose_identity(stream, high_water)
+            stream, _ = self._load_stream()
+            watermark = stream.watermark or 0
+        if watermark == high_water:
+            return None, None
+        prepared = await self._next_page.take(watermark, self._page_reader(watermark, high_water))
+        self._rollback.require_keys(stream, prepared)
+        chunks = cut_chunks(
+            self.key, self._planned_under or self.identity, watermark, prepared.reached, prepared.seqs,
+            prepared.payload, self.sink.limits, prepared.row_keys(datasets.get(self.key.dataset)),
+        )  # fmt: skip
+        self._fresh_above = max(stream.planned_to, watermark)
+        intent = Intent(self.key, watermark, prepared.reached, tuple(chunks))
+        _before_plan()
+        with self.store.transaction() as connection:
+            self._require_incarnation(connection)
+            streams.save_intent(connection, intent)
+        _after_plan()
+        # Before the first byte leaves: if the state is lost, the mirror must know the ids that may have been sent.
+        mirror.write_mirror(self.home.mirror, self.store)
+        _after_mirror()
+        self._page_rows = min(2 * self._page_rows, _PAGE_ROWS)
+        if prepared.reached < high_water:
+            self._next_page.start(prepared.reached, self._page_reader(prepared.reached, high_water))
+        return intent, prepared
+
+    def _require_incarnation(self, connection: Connection) -> None:
+        known = load_identity(connection)
+        if known is None or known.incarnation != self.identity.incarnation:
+            raise DeliveryStopped(
+                "home_rolled_back", "the home became a new incarnation in the meantime", repair="hyp export"
+            )
+
+    def _page_reader(self, after: int, until: int) -> Callable[[], PreparedRows]:
+        return partial(self._rows.prepare, after, until, self._page_rows)
+
+    async def _deliver_intent(self, intent: Intent, prepared: PreparedRows | None) -> None:
+        """Deliver the chunks of an intent, in order, and finish it. `prepared` is None if another round left it."""
+        watermark = self._load_stream()[0].watermark or 0
+        uncertain = set() if prepared else self._find_uncertain(intent)
+        due = deque(intent.due)
         while due:
             chunk = due.popleft()
             self._uncertain = chunk.id in uncertain
-            # The replacements of a chunk come next: chunks are sent in order.
-            replacements = await self._deliver_chunk(chunk, prepared, watermark, due[0] if due else None)
-            due.extendleft(reversed(replacements))
+            result = await self._deliver_chunk(chunk, prepared, watermark, due[0] if due else None)
+            if isinstance(result, _Arrived):
+                with self.store.transaction() as connection:
+                    streams.acknowledge_chunk(connection, self.key, chunk, result.rows)
+                _after_ack()
+                self._report.add_chunk(result.rows, result.bytes, result.gate_report)
+                self.on_rows(result.rows, result.bytes)
+            else:
+                # The replacements of a chunk come next: chunks are sent in order.
+                due.extendleft(reversed(result))
         if prepared and not intent.chunks:
             self._report.add_gate_report(prepared.gate_report)
         with self.store.transaction() as connection:
             streams.finish_intent(connection, self.key)
         _after_finish()
         self._report.last = intent.last
-        return True
 
-    def _page_reader(self, after: int, until: int) -> Callable[[], PreparedRows]:
-        return partial(self._rows.prepare, after, until, self._page_rows)
+    def _find_uncertain(self, intent: Intent) -> set[str]:
+        """Return the chunks of another round's intent that may have arrived without our knowledge.
+
+        Chunks are sent one at a time and in order, so those after the first due chunk were never sent. A restored
+        state, however, has lost the acknowledgements made since its backup.
+        """
+        restored = {each.id for each in intent.due if each.incarnation != self.identity.incarnation}
+        return restored | {each.id for each in intent.due[:1] if not each.unsent}
 
     async def _deliver_chunk(
         self, chunk: PlannedChunk, prepared: PreparedRows | None, acked_to: int, following: PlannedChunk | None
-    ) -> Sequence[PlannedChunk]:
+    ) -> _Arrived | Sequence[PlannedChunk]:
         """Deliver the chunk, and pack the following one while it is sent. Returns its replacements, if it was split.
 
         `prepared` is None if another round left the intent.
@@ -250,14 +279,18 @@ class StreamRound:
         if self._uncertain:
             has_chunk = await self._retries.retry(lambda: self._has_chunk(chunk))
             if has_chunk:
-                return self._acknowledge(chunk, chunk.rows, 0, GateReport())
+                return _Arrived(chunk.rows)
             self._uncertain = has_chunk is None
         if prepared is None:
             rows = await asyncio.to_thread(self._rows.prepare, chunk.after, chunk.last)
         else:
-            rows = await self._next_chunk.take(chunk.id, partial(self._rows.pack, prepared, chunk))
+            rows = prepared.slice(chunk.after, chunk.last)
+            with self._rows.failure_described("pack", len(rows.seqs)):
+                payload = await self._next_payload.take(chunk.id, partial(self.sink.pack, rows.payload))
+            rows = replace(rows, payload=payload)
             if following:
-                self._next_chunk.start(following.id, partial(self._rows.pack, prepared, following))
+                ahead = prepared.slice(following.after, following.last)
+                self._next_payload.start(following.id, partial(self.sink.pack, ahead.payload))
         # No rows left after a purge or the privacy gate: there is nothing to send, and nothing can be missing.
         while rows.seqs:
             if chunk.unsent:
@@ -266,28 +299,18 @@ class StreamRound:
                 mirror.write_mirror(self.home.mirror, self.store)
             try:
                 sent = await self._retries.retry(partial(self._send, chunk, rows, acked_to, prepared is None))
+                return _Arrived(len(rows.seqs), sent, rows.gate_report)
             except _RowsExcluded:
                 rows = await asyncio.to_thread(self._rows.prepare, chunk.after, chunk.last)
             except ChunkRefused as reason:
                 return self._split_or_bury(chunk, rows, str(reason))
             except RangeOverlap as overlap:
-                if self._is_fresh(chunk):
-                    raise self._rollback.fork(self._load_stream()[0], overlap.covered.last, chunk.after) from None
-                missing = missing_chunks(self.key, self.identity.gateway_id, chunk, rows.seqs, overlap.covered)
-                if any(each.id == chunk.id for each in missing):
-                    raise DeliveryStopped(
-                        "destination_contradicts",
-                        f"the destination reports that it has a part of ({chunk.after}, {chunk.last}] and that it has "
-                        "none",
-                    ) from overlap
-                return self._replace_chunk(chunk, missing)
+                return self._cut_to_holes(chunk, rows, overlap)
             except (DeliveryStopped, DestinationDenied):
                 if not self._uncertain:
                     self._mark_unsent(chunk)
                 raise
-            else:
-                return self._acknowledge(chunk, len(rows.seqs), sent, rows.gate_report)
-        return self._acknowledge(chunk, 0, 0, rows.gate_report)
+        return _Arrived(0, 0, rows.gate_report)
 
     async def _send(self, chunk: PlannedChunk, rows: PreparedRows, acked_to: int, inherited: bool) -> int:
         """Make one attempt to send the rows under this chunk's id. Returns the bytes accepted."""
@@ -335,18 +358,17 @@ class StreamRound:
         with self.store.transaction() as connection:
             streams.mark_unsent(connection, self.key, chunk)
 
-    def _acknowledge(self, chunk: PlannedChunk, rows: int, sent: int, gate_report: GateReport) -> tuple[()]:
-        with self.store.transaction() as connection:
-            streams.acknowledge_chunk(connection, self.key, chunk, rows)
-        _after_ack()
-        self._report.chunks += 1
-        self._report.rows += rows
-        self._report.bytes += sent
-        self._report.add_gate_report(gate_report)
-        telemetry.count("hyp_sink_exports_total", 1, sink=self.key.sink)
-        telemetry.count("hyp_sink_export_bytes", sent, sink=self.key.sink)
-        self.on_rows(rows, sent)
-        return ()
+    def _cut_to_holes(self, chunk: PlannedChunk, rows: PreparedRows, overlap: RangeOverlap) -> Sequence[PlannedChunk]:
+        """Replace a chunk of which the destination has some rows by what it lacks."""
+        if self._is_fresh(chunk):
+            raise self._rollback.fork(self._load_stream()[0], overlap.covered.last, chunk.after) from None
+        missing = missing_chunks(self.key, self.identity.gateway_id, chunk, rows.seqs, overlap.covered)
+        if any(each.id == chunk.id for each in missing):
+            raise DeliveryStopped(
+                "destination_contradicts",
+                f"the destination reports that it has a part of ({chunk.after}, {chunk.last}] and that it has none",
+            ) from overlap
+        return self._replace_chunk(chunk, missing)
 
     def _split_or_bury(self, chunk: PlannedChunk, rows: PreparedRows, reason: str) -> Sequence[PlannedChunk]:
         if len(rows.seqs) > 1:

@@ -215,6 +215,11 @@ class PreparedRows:
         seqs: list[int] = self.table.column(SEQ).to_pylist()
         return seqs
 
+    def slice(self, after: int, last: int) -> PreparedRows:
+        start, stop = bisect_right(self.seqs, after), bisect_right(self.seqs, last)
+        rows, payload = self.table.slice(start, stop - start), self.payload.slice(start, stop)
+        return PreparedRows(rows, payload, after, last, self.gate_report.slice(after, last))
+
     def row_keys(self, dataset: Dataset) -> list[str | None]:
         """Return the dedupe key of each row."""
         keys: list[str | None] = _text_column(self.table, dataset.key_column).to_pylist()
@@ -246,21 +251,13 @@ class RowSource:
             page = self.lake.page(self.key.dataset, self.key.source, after, until, most)
             rows, reached = page.rows, page.reached
         table, gate_report = self.gate.filter_rows(self.key.dataset, rows)
-        with self._report_failure("encode", len(table)):
+        with self.failure_described("encode", len(table)):
             payload = self.sink.encode(table if self.sink.wants_sequence else table.drop_columns([SEQ]))
         return PreparedRows(table, payload, after, reached, gate_report)
 
-    def pack(self, prepared: PreparedRows, chunk: PlannedChunk) -> PreparedRows:
-        """Return the rows of one chunk, packed for the sink. Blocks."""
-        after, last, seqs = chunk.after, chunk.last, prepared.seqs
-        start, stop = bisect_right(seqs, after), bisect_right(seqs, last)
-        with self._report_failure("pack", stop - start):
-            payload = self.sink.pack(prepared.payload.slice(start, stop))
-        rows = prepared.table.slice(start, stop - start)
-        return PreparedRows(rows, payload, after, last, prepared.gate_report.slice(after, last))
-
     @contextmanager
-    def _report_failure(self, step: str, rows: int) -> Iterator[None]:
+    def failure_described(self, step: str, rows: int) -> Iterator[None]:
+        """Turn an error of the sink in a step that needs no destination into a HypError: no retry would cure it."""
         try:
             yield
         except HypError:

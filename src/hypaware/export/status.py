@@ -279,6 +279,15 @@ class StreamReport:
     drained: bool = True
     """Whether no row was left to deliver; a budget may end a round earlier."""
 
+    def add_chunk(self, rows: int, sent: int, gate_report: GateReport) -> None:
+        """Count a chunk that the destination has, and the bytes of it that were sent."""
+        self.chunks += 1
+        self.rows += rows
+        self.bytes += sent
+        self.add_gate_report(gate_report)
+        telemetry.count("hyp_sink_exports_total", 1, sink=self.key.sink)
+        telemetry.count("hyp_sink_export_bytes", sent, sink=self.key.sink)
+
     def add_gate_report(self, gate_report: GateReport) -> None:
         """Count the withheld rows and redactions of rows that were delivered or passed."""
         rules: Counter[str] = sum(gate_report.secrets.values(), Counter())

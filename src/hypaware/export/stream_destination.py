@@ -23,7 +23,7 @@ that end existed before any later snapshot, so a rollback in the middle of the r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -60,18 +60,18 @@ _after_mirror = faults.crash_point(
 def resolve_stream(
     home: Home, store: StateStore, key: StreamKey, destination: Destination, addresses: ConfiguredAddresses
 ) -> Stream:
-    """Load the stream, or create it.
+    """Load the stream, or create it, bound to this destination.
 
     A stream of the same rows to this destination whose sink was removed from the config, or points elsewhere now, is
-    this stream under another name. It is renamed, under its lock. Raises DeliveryStopped if another configured sink
-    delivers the same rows to this destination.
+    this stream under another name. It is renamed, under its lock. Raises StreamHeld if the stream is bound to another
+    destination, and DeliveryStopped if another configured sink delivers the same rows to this one.
     """
     with store.reading() as connection:
         known = streams.load_stream(connection, key)
         others = [
             each
             for each in streams.list_streams(connection)
-            if replace(each.key, sink=key.sink) == key and each.key != key and destination.is_same(_bound_to(each))
+            if replace(each.key, sink=key.sink) == key and each.key != key and destination.is_same(bound_to(each))
         ]
     for other in others:
         if _is_configured(other, addresses):
@@ -81,22 +81,30 @@ def resolve_stream(
                 "one destination would deliver each row twice",
                 repair="hyp config show",
             )
-    if known:
-        # Whether another sink now delivers to the destination that this stream is bound to.
-        swapped = not destination.is_same(_bound_to(known)) and any(
-            dataset == key.dataset and address == known.address for (_, dataset), address in addresses.items()
-        )
-        if not others or not swapped:
-            return known
-    if not others:
+    if others and (known is None or _is_swapped(known, destination, addresses)):
+        _rename_to(home, store, key, known, others)
+        return resolve_stream(home, store, key, destination, addresses)
+    if known is None:
         with store.transaction() as connection:
-            if found := streams.load_stream(connection, key):
-                return found
-            streams.create_stream(connection, key, destination.address)
-            streams.bind_stream(connection, key, destination.address, destination.id)
-            found = streams.load_stream(connection, key)
-        assert found is not None
-        return found
+            if streams.load_stream(connection, key) is None:
+                streams.create_stream(connection, key, destination.address)
+                streams.bind_stream(connection, key, destination.address, destination.id)
+        return resolve_stream(home, store, key, destination, addresses)
+    if not destination.is_same(bound := bound_to(known)):
+        raise hold_elsewhere(known, destination)
+    if bound != destination:
+        record_destination(home, store, known, destination)
+    return known
+
+
+def _is_swapped(known: Stream, destination: Destination, addresses: ConfiguredAddresses) -> bool:
+    """Return whether another sink now delivers to the destination that this stream is bound to."""
+    return not destination.is_same(bound_to(known)) and any(
+        dataset == known.key.dataset and address == known.address for (_, dataset), address in addresses.items()
+    )
+
+
+def _rename_to(home: Home, store: StateStore, key: StreamKey, known: Stream | None, others: Sequence[Stream]) -> None:
     # If several sinks delivered there one after the other, take the stream with the highest watermark.
     other = max(others, key=lambda each: each.watermark or 0)
     with lock_stream(home, other.key), store.transaction() as connection:
@@ -106,10 +114,9 @@ def resolve_stream(
         elif streams.load_stream(connection, other.key):
             streams.rename_stream(connection, other.key, key.sink)
     mirror.write_mirror(home.mirror, store)
-    return resolve_stream(home, store, key, destination, addresses)
 
 
-def _bound_to(stream: Stream) -> Destination:
+def bound_to(stream: Stream) -> Destination:
     return Destination(stream.address, stream.destination_id)
 
 
@@ -138,20 +145,21 @@ def record_failure(
             streams.record_failure(connection, key, message, retry_at, attempts)
 
 
-def check_binding(home: Home, store: StateStore, stream: Stream, destination: Destination) -> None:
-    """Raise StreamHeld if the stream is bound to another destination."""
-    bound = _bound_to(stream)
-    if not destination.is_same(bound):
-        sink = stream.key.sink
-        raise StreamHeld(
-            streams.HELD_ADDRESS_CHANGED,
-            f"the sink now points at {_describe(destination)}, but this stream was delivered to {_describe(bound)}: "
-            f"`hyp export adopt {sink}` continues from here, `hyp export resend {sink}` sends all rows",
-        )
-    if bound != destination:
-        with store.transaction() as connection:
-            streams.bind_stream(connection, stream.key, destination.address, destination.id or bound.id)
-        mirror.write_mirror(home.mirror, store)
+def record_destination(home: Home, store: StateStore, stream: Stream, destination: Destination) -> None:
+    """Record what a stream's destination now says about itself: its id, or the address that it moved to."""
+    with store.transaction() as connection:
+        streams.bind_stream(connection, stream.key, destination.address, destination.id or stream.destination_id)
+    mirror.write_mirror(home.mirror, store)
+
+
+def hold_elsewhere(stream: Stream, destination: Destination) -> StreamHeld:
+    sink = stream.key.sink
+    return StreamHeld(
+        streams.HELD_ADDRESS_CHANGED,
+        f"the sink now points at {_describe(destination)}, but this stream was delivered to "
+        f"{_describe(bound_to(stream))}: "
+        f"`hyp export adopt {sink}` continues from here, `hyp export resend {sink}` sends all rows",
+    )
 
 
 def _describe(destination: Destination) -> str:

@@ -240,7 +240,7 @@ async def _running_tasks(
         home,
         config,
         metrics,
-        lambda: client.run_job(home, config(), "flush", {}, engine=engine),
+        lambda: client.run_job(client.choose_engine(home, config(), engine), "flush", {}),
         received=open_received(home, context.store),
     )
     reason_to_wait = partial(server_reason_to_wait, home)

@@ -212,7 +212,8 @@ def import_history(plan: SetupPlan, merged: MergedConfig, listener: SetupListene
                 lambda message, done, total, facts: listener.progress(message, done, total, **facts),
             )
         else:
-            report = client.run_job(plan.home, merged.config, "backfill", args, listener.event)
+            engine = client.choose_engine(plan.home, merged.config)
+            report = client.run_job(engine, "backfill", args, listener.event)
         error = find_failure(report, args["providers"])
         rows = sum(each["rows_written"] for each in report["providers"])
         span.set(providers_run=len(report["providers"]), rows_written=rows)

@@ -172,8 +172,8 @@ def test_a_damaged_index_or_config_completes_nothing(home: Home) -> None:
 @pytest.mark.parametrize("words", [("show", ""), ("export", ""), ("sessions", "--project", ""), ("", "")])
 def test_completing_imports_nothing_heavy(words: tuple[str, ...], tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom hypaware.cli.entry import main\n"
-        "try:\n    main([])\nexcept SystemExit:\n    pass\n"
+        "import sys\nfrom hypaware.cli import entry\n"
+        "try:\n    entry.run([])\nexcept SystemExit:\n    pass\n"
         f"sys.stderr.write(' '.join(name for name in {HEAVY.split()!r} if name in sys.modules))"
     )
     environment = {

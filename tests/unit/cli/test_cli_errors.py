@@ -16,9 +16,8 @@ from typing import Any
 import click
 import pytest
 
-from hypaware.cli import output
+from hypaware.cli import entry, output
 from hypaware.cli.command import Command, Group, json_option
-from hypaware.cli.entry import main
 from hypaware.cli.output import PartialFailure
 from hypaware.errors import Cancelled, HypError, NotReady, UsageError
 from hypaware.home import Home
@@ -70,7 +69,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def run(capfd: Capture, *args: str) -> tuple[int, str, str]:
-    code = main(args, root)
+    code = entry.run(args, root)
     out, err = capfd.readouterr()
     return code, out, err
 
@@ -256,7 +255,7 @@ SCRIPT = textwrap.dedent(
     import sys, click
     from hypaware.cli.command import Group
     from hypaware.cli import output
-    from hypaware.cli.entry import main
+    from hypaware.cli import entry
 
 
 
@@ -278,7 +277,7 @@ SCRIPT = textwrap.dedent(
         output.note("waiting")
         sys.stdin.read()
 
-    sys.exit(main(None, root))
+    sys.exit(entry.run(None, root))
 """
 )
 
@@ -344,7 +343,7 @@ def test_a_command_without_an_example_cannot_be_declared() -> None:
     ids=["query", "query-overview", "overview", "sessions", "usage"],
 )
 def test_a_command_that_reads_creates_no_home_at_a_mistyped_path(capfd: Capture, home: Home, command: str) -> None:
-    code = main([word.replace("\t", " ") for word in command.split(" ")])
+    code = entry.run([word.replace("\t", " ") for word in command.split(" ")])
 
     assert code == 3
     assert capfd.readouterr().err == f"error: no home at {home.root}\ntry: hyp setup\n"

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from hypaware.cli import output
-from hypaware.cli.entry import main
+from hypaware.cli import entry, output
 from hypaware.cli.main import hyp
 
 Capture = pytest.CaptureFixture[str]
@@ -22,7 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_schema_is_shown_with_types_and_meaning(capfd: Capture) -> None:
-    assert main(["query", "schema", "ai_gateway_messages"]) == 0
+    assert entry.run(["query", "schema", "ai_gateway_messages"]) == 0
 
     shown = capfd.readouterr().out
     assert "message_created_at" in shown
@@ -31,7 +30,7 @@ def test_the_schema_is_shown_with_types_and_meaning(capfd: Capture) -> None:
 
 
 def test_the_schema_needs_no_home_and_creates_none(capfd: Capture, home: Path) -> None:
-    assert main(["query", "schema", "--json"]) == 0
+    assert entry.run(["query", "schema", "--json"]) == 0
 
     assert [each["name"] for each in json.loads(capfd.readouterr().out)["datasets"]] == [
         "ai_gateway_exchanges",
@@ -44,7 +43,7 @@ def test_the_schema_needs_no_home_and_creates_none(capfd: Capture, home: Path) -
 
 
 def test_an_unknown_dataset_is_an_error_that_suggests_the_nearest_name(capfd: Capture) -> None:
-    assert main(["query", "schema", "ai_gateway_mesages", "--json"]) == 1
+    assert entry.run(["query", "schema", "ai_gateway_mesages", "--json"]) == 1
 
     error = json.loads(capfd.readouterr().out)["error"]
     assert error["kind"] == "unknown_dataset"
@@ -59,7 +58,7 @@ def test_sql_that_starts_with_a_comment_is_not_taken_for_an_option(capfd: Captur
     for question in ("-- by model\nSELECT 1", "--\tx\nSELECT 1", "--\nSELECT 1"):
         with sql.make_context("sql", [question, "--json"], parent=context) as parsed:
             assert (parsed.params["statement"].strip(), output.wants_json()) == (question, True)
-    assert main(["query", "sql", "--nosuch", "SELECT 1"]) == 2
+    assert entry.run(["query", "sql", "--nosuch", "SELECT 1"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -74,6 +73,6 @@ def test_sql_that_starts_with_a_comment_is_not_taken_for_an_option(capfd: Captur
     ],
 )
 def test_wrong_usage_is_reported_before_anything_starts(capfd: Capture, home: Path, args: list[str]) -> None:
-    assert main(["query", "sql", *args]) == 2
+    assert entry.run(["query", "sql", *args]) == 2
     assert not home.exists()
     assert capfd.readouterr() != ("", "")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.cli.entry import main
+from hypaware.cli import entry
 from hypaware.home import Home
 from tests.support.raw_exchanges import EXCHANGES, project_all, recorded, store
 
@@ -22,9 +22,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
 def test_reproject_without_a_home_finds_nothing_and_creates_none(here: Home, capfd: Capture, dry: list[str]) -> None:
-    assert main(["reproject", *dry]) == 0
+    assert entry.run(["reproject", *dry]) == 0
     assert "no raw exchanges" in capfd.readouterr().out
-    assert main(["reproject", "--json", *dry]) == 0
+    assert entry.run(["reproject", "--json", *dry]) == 0
 
     result = json.loads(capfd.readouterr().out)
     assert result == {
@@ -42,7 +42,7 @@ def test_reproject_without_a_home_finds_nothing_and_creates_none(here: Home, cap
 )
 @pytest.mark.hazard(49)
 def test_an_invalid_window_is_rejected(here: Home, capfd: Capture, requested: list[str], words: str) -> None:
-    assert main(["reproject", *requested]) == 2
+    assert entry.run(["reproject", *requested]) == 2
     assert words in capfd.readouterr().err
 
 
@@ -50,10 +50,10 @@ def test_a_dry_run_reports_what_would_be_added_and_what_is_skipped(here: Home, c
     raw, made = project_all(recorded("claude-2.1.325/compact"))
     store(here, EXCHANGES, raw)
 
-    assert main(["reproject", "--dry-run"]) == 0
+    assert entry.run(["reproject", "--dry-run"]) == 0
 
     result = capfd.readouterr().out
     assert f"{len(made)} would be added, 0 already stored" in result
     assert "side_call:compaction" in result
-    assert main(["reproject", "--dry-run", "--until", "2020-01-01", "--json"]) == 0
+    assert entry.run(["reproject", "--dry-run", "--until", "2020-01-01", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["exchanges"] == 0

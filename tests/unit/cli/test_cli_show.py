@@ -295,7 +295,7 @@ def test_tail_ends_when_nobody_reads_it_any_more(
 def test_show_imports_no_arrow_if_nothing_is_new(recorded: Home, hyp: Run) -> None:
     hyp("show", "--last")
     script = (
-        "import sys\nfrom hypaware.cli.entry import main\ncode = main(['show', '--last'])\n"
+        "import sys\nfrom hypaware.cli import entry\ncode = entry.run(['show', '--last'])\n"
         "print(code, sorted({'pyarrow', 'pyspark', 'markdown_it', 'rich.console'} & set(sys.modules)), file=sys.stderr)"
     )
 

@@ -25,8 +25,8 @@ HEAVY = (
 def modules_after(*args: str) -> set[str]:
     """Return the heavy modules that a command has imported."""
     script = (
-        "import sys\nfrom hypaware.cli.entry import main\n"
-        "code = main(sys.argv[1:])\n"
+        "import sys\nfrom hypaware.cli import entry\n"
+        "code = entry.run(sys.argv[1:])\n"
         f"sys.stderr.write(' '.join(name for name in {HEAVY.split()!r} if name in sys.modules))\n"
         "sys.exit(code)"
     )
@@ -50,7 +50,7 @@ ALL = dict(commands(hyp))
 
 def test_help_imports_nothing_heavy_and_no_command() -> None:
     script = (
-        "import sys\nfrom hypaware.cli.entry import main\nmain(['--help'])\n"
+        "import sys\nfrom hypaware.cli import entry\nentry.run(['--help'])\n"
         "sys.stderr.write(' '.join(sorted(m for m in sys.modules if m.startswith('hypaware'))))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -92,15 +92,15 @@ def test_the_table_of_commands_agrees_with_the_commands() -> None:
 
 
 def test_an_alias_runs_the_same_command_and_is_shown_next_to_it(capfd: pytest.CaptureFixture[str]) -> None:
+    from hypaware.cli import entry
     from hypaware.cli.command import CommandEntry, RootGroup
-    from hypaware.cli.entry import main
 
     table = [CommandEntry("version", "installation:version", "Versions.", aliases=("about",))]
     root = RootGroup("hyp", table=table, examples=["hyp version"])
 
-    assert main(["about", "--json"], root) == 0
+    assert entry.run(["about", "--json"], root) == 0
     assert '"hypaware"' in capfd.readouterr().out
-    assert main(["--help"], root) == 0
+    assert entry.run(["--help"], root) == 0
     assert "version (about)" in capfd.readouterr().out
 
 
@@ -121,7 +121,7 @@ def test_ctrl_c_during_loading_cancels_the_command(args: tuple[str, ...]) -> Non
     script = textwrap.dedent(
         """
         import sys
-        from hypaware.cli.entry import run
+        from hypaware.cli import entry
 
         class Interrupted:
             def find_spec(self, name, path=None, target=None):
@@ -129,7 +129,7 @@ def test_ctrl_c_during_loading_cancels_the_command(args: tuple[str, ...]) -> Non
                     raise KeyboardInterrupt
 
         sys.meta_path.insert(0, Interrupted())
-        sys.exit(run())
+        sys.exit(entry.run())
         """
     )
     done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True)

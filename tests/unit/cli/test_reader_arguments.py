@@ -104,7 +104,7 @@ def test_a_plain_reading_command_imports_neither_click_nor_rich(tmp_path: Path, 
         os.utime(path, (1, 1))  # a file that was just written does not count as known
     refresh_index(home)
     script = (
-        "import json, sys\nfrom hypaware.cli.entry import run\ncode = run()\n"
+        "import json, sys\nfrom hypaware.cli import entry\ncode = entry.run()\n"
         "loaded = [name for name in ('click', 'rich.console', 'pyarrow', 'asyncio') if name in sys.modules]\n"
         "sys.stderr.write('\\n' + json.dumps([code, loaded]))"
     )

@@ -196,16 +196,16 @@ def test_a_hook_does_not_wait_long_for_the_lock(home: Home, monkeypatch: pytest.
 def test_the_hook_command_prints_nothing_and_succeeds_for_any_input(
     home: Home, stdin: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from hypaware.cli.entry import main
+    from hypaware.cli import entry
 
     monkeypatch.setenv("HYP_HOME", str(home.root))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-    assert main(["hook", "claude"]) == 0
+    assert entry.run(["hook", "claude"]) == 0
     assert tuple(capfd.readouterr()) == ("", "")
     home.root.chmod(0o500)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
     try:
-        assert main(["hook", "claude"]) == 0
+        assert entry.run(["hook", "claude"]) == 0
         assert tuple(capfd.readouterr()) == ("", "")
     finally:
         home.root.chmod(0o700)

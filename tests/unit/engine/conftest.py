@@ -32,7 +32,8 @@ home = Home.from_environment()
 engine = Engine(home, jobs="tests.support.engine_jobs", check=lambda: None)
 job, args = sys.argv[1], json.loads(sys.argv[2])
 try:
-    print(json.dumps(client.run_job(home, config.load(home), job, args, lambda event: None, engine=engine)))
+    engine = client.choose_engine(home, config.load(home), engine)
+    print(json.dumps(client.run_job(engine, job, args)))
 except HypError as error:
     print(json.dumps({"error": error.as_json()}))
     sys.exit(error.exit_code)
@@ -57,7 +58,8 @@ class EngineOfTests:
         return self.engine.home
 
     def run(self, job: str, args: dict[str, Any] | None = None, on_event: OnEvent = ignore_events) -> dict[str, Any]:
-        return client.run_job(self.home, config.load(self.home), job, args or {}, on_event, engine=self.engine)
+        chosen = client.choose_engine(self.home, config.load(self.home), self.engine)
+        return client.run_job(chosen, job, args or {}, on_event)
 
     def command(self, job: str, args: dict[str, Any] | None = None) -> subprocess.Popen[str]:
         """Start a process that runs a job, prints its events and result, and exits as `hyp` does."""

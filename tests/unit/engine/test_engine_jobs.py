@@ -60,6 +60,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypaware import config, errors
 from hypaware.engine import client
 from hypaware.engine.inline import InlineEngine
+from hypaware.engine.launcher import Engine
 from hypaware.home import Home
 
 def no_spark():
@@ -72,7 +73,7 @@ ready = threading.Barrier(2)
 def job(name):
     ready.wait()
     try:
-        client.call_job(home, engine.connect, name, {"sql": "SELECT 1"}, lambda event: None)
+        client.run_job(Engine(home), name, {"sql": "SELECT 1"}, connect=lambda *_: engine.connect())
     except errors.HypError as error:
         return error.kind
 

@@ -131,7 +131,7 @@ def test_a_missing_requirement_is_reported_before_an_engine_starts(engine: Engin
 
     unready = replace(engine.engine, check=nothing_installed)
     with pytest.raises(errors.NotReady, match="no jars"):
-        client.run_job(engine.home, config.load(engine.home), "echo", {}, engine=unready)
+        client.run_job(client.choose_engine(engine.home, config.load(engine.home), unready), "echo", {})
     assert not launcher.engine_log(engine.home).exists()
     assert not is_locked(engine.home.engine_lock)
 
@@ -142,7 +142,7 @@ def test_an_engine_that_fails_to_start_is_reported_with_its_log(engine: EngineOf
     client.stop_engine(engine.home)
     engine.configure('[engine]\nmaster = "local[*]"\nmastre = "local[*]"')
     with pytest.raises(errors.Retryable) as caught:
-        client.run_job(engine.home, good, "echo", {}, engine=engine.engine)
+        client.run_job(client.choose_engine(engine.home, good, engine.engine), "echo", {})
     assert caught.value.kind == "engine_failed"
     assert "mastre" in caught.value.message
     assert "Traceback" not in caught.value.message

@@ -14,8 +14,9 @@ import pytest
 from hypaware import config, errors
 from hypaware.engine import client, inline, launcher
 from hypaware.engine.inline import InlineEngine
-from hypaware.engine.jobs import Event, Job, JobContext, ignore_events
+from hypaware.engine.jobs import Event, Job, JobContext, OnEvent, ignore_events
 from hypaware.engine.lake_owner import Wait
+from hypaware.engine.launcher import Engine
 from hypaware.engine.protocol import JobConnection
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def test_a_missing_requirement_is_reported_before_an_inline_job_runs(
 
     unready = launcher.Engine(engine.home, jobs="tests.support.engine_jobs", check=nothing_installed)
     with pytest.raises(errors.NotReady, match="no jars"):
-        client.run_job(engine.home, config.load(engine.home), "echo", {}, engine=unready)
+        client.run_job(client.choose_engine(engine.home, config.load(engine.home), unready), "echo", {})
 
 
 class BusyLake:
@@ -152,7 +153,7 @@ def test_an_inline_job_that_waits_for_the_lake_yields_to_a_new_engine(
     notes: list[Event] = []
     pids: list[int] = []
 
-    def connect() -> JobConnection:
+    def connect(_: Engine, _on_event: OnEvent) -> JobConnection:
         return client.ensure_engine(engine.engine, ignore_events) if pids else here.connect()
 
     def start_when_told_of_the_wait(event: Event) -> None:
@@ -161,7 +162,7 @@ def test_an_inline_job_that_waits_for_the_lake_yields_to_a_new_engine(
             notes.append(event)
             pids.append(start_engine(engine, monkeypatch))
 
-    assert client.call_job(engine.home, connect, "echo", {}, start_when_told_of_the_wait)["pid"] == pids[0]
+    assert client.run_job(engine.engine, "echo", {}, start_when_told_of_the_wait, connect)["pid"] == pids[0]
     assert [event["message"] for event in notes if not isinstance(event, bytes)] == [
         "waiting for another process, which is using the lake"
     ]

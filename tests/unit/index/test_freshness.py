@@ -109,7 +109,7 @@ def test_commands_import_no_writer_if_nothing_has_changed(settled: Home, argumen
         os.utime(path, (1_700_000_000, 1_700_000_000))
     refresh_index(settled)
     code = (
-        "import json, sys\nfrom hypaware.cli.entry import main\ncode = main(sys.argv[1:])\n"
+        "import json, sys\nfrom hypaware.cli import entry\ncode = entry.run(sys.argv[1:])\n"
         f"print(json.dumps([code, sorted(set(sys.modules) & set({HEAVY!r}))]), file=sys.stderr)"
     )
     done = subprocess.run(

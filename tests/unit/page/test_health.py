@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from hypaware.cli.entry import main
+from hypaware.cli import entry
 from hypaware.gateway import attach_status
 from hypaware.home import Home
 from hypaware.page import health
@@ -90,7 +90,7 @@ def test_the_page_says_what_hyp_status_says(at: StatusHome, capfd: pytest.Captur
     ignore_session(at.home, "session-1")
     append(at.home, rows(3, start=30))
     capfd.readouterr()
-    assert main(["status", "--json"]) == 0
+    assert entry.run(["status", "--json"]) == 0
     command = json.loads(capfd.readouterr().out)
 
     assert without_times(read_status(at.home)) == without_times(command)

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from hypaware.cli.entry import main
+from hypaware.cli import entry
 from hypaware.home import Home
 from hypaware.index.trends import sum_all_tokens
 from hypaware.page.app import make_app
@@ -50,7 +50,7 @@ def page(home: Home) -> Iterator[ServedPage]:
 def hyp(capfd: pytest.CaptureFixture[str]) -> Run:
     def run(*command: str) -> dict[str, Any]:
         capfd.readouterr()
-        assert main((*command, "--json")) == 0
+        assert entry.run((*command, "--json")) == 0
         found: dict[str, Any] = json.loads(capfd.readouterr().out)
         return found
 

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from hypaware import config
-from hypaware.cli.entry import main
+from hypaware.cli import entry
 from hypaware.home import Home
 from hypaware.page import privacy
 from hypaware.page.app import make_app
@@ -81,7 +81,7 @@ def test_a_session_is_marked_as_the_command_does_and_undone(
     assert "Decided by: hyp session ignore" in text
     assert f"hyp session unignore {OPEN}" in text
     capfd.readouterr()
-    assert main(["session", "status", OPEN, "--json"]) == 0
+    assert entry.run(["session", "status", OPEN, "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["class"] == "ignore"
 
     listed = shown(page, "/privacy")
@@ -124,9 +124,9 @@ def test_the_command_that_is_shown_does_the_same(page: ServedPage, home: Home, w
     assert post(page, "/privacy/folder", path=folder, **{"class": "local-only"}).status == 303
     by_page = home.config.read_text()
     home.config.unlink()
-    assert main(["config", "set", privacy.folder_key(folder), "local-only"]) == 0
+    assert entry.run(["config", "set", privacy.folder_key(folder), "local-only"]) == 0
     assert home.config.read_text() == by_page
-    assert main(["config", "unset", privacy.folder_key(folder)]) == 0
+    assert entry.run(["config", "unset", privacy.folder_key(folder)]) == 0
     assert config.load(home).privacy.folders == {}
 
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
-from hypaware.cli.entry import main
+from hypaware.cli import entry
 from hypaware.errors import Cancelled
 from hypaware.home import Home
 from hypaware.index.refresh import refresh_index
@@ -52,7 +52,7 @@ def search(capfd: pytest.CaptureFixture[str]) -> SearchCommand:
 
     def run(words: str, *options: str) -> dict[str, Any]:
         capfd.readouterr()
-        assert main(("search", "--json", "--limit", str(PAGE_HITS), *options, "--", words)) == 0
+        assert entry.run(("search", "--json", "--limit", str(PAGE_HITS), *options, "--", words)) == 0
         found: dict[str, Any] = json.loads(capfd.readouterr().out)
         return found
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import pytest
 
-from hypaware.cli.entry import main
+from hypaware.cli import entry
 from hypaware.home import Home
 from hypaware.index.refresh import refresh_index
 from hypaware.index.sessions import sum_tokens
@@ -52,7 +52,7 @@ def list_sessions(capfd: pytest.CaptureFixture[str]) -> ListCommand:
 
     def run(*options: str) -> list[dict[str, Any]]:
         capfd.readouterr()
-        assert main(("sessions", "--json", *options)) == 0
+        assert entry.run(("sessions", "--json", *options)) == 0
         found: list[dict[str, Any]] = json.loads(capfd.readouterr().out)["sessions"]
         return found
 

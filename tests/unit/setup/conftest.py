@@ -43,10 +43,10 @@ def hyp(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     """Run a command in this process; return exit code, stdout and stderr."""
 
     def run(*args: str) -> Ran:
-        from hypaware.cli.entry import main
+        from hypaware.cli import entry
 
         capfd.readouterr()
-        code = main(args)
+        code = entry.run(args)
         out, err = capfd.readouterr()
         return code, out, err
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.cli.entry import main
+from hypaware.cli import entry
 from hypaware.clients import attach, original_install
 from hypaware.clients.claude.attach import ClaudeSettings
 from hypaware.clients.codex.attach import CodexSettings
@@ -178,7 +178,7 @@ def test_setup_names_the_cache_and_the_settings_before_it_does_anything(
         monkeypatch.setenv(name, value)
     for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert main(["setup", "--yes", "--dry-run", "--no-backfill", "--no-daemon"]) == 0
+    assert entry.run(["setup", "--yes", "--dry-run", "--no-backfill", "--no-daemon"]) == 0
     said = capfd.readouterr().err
     assert f"hyp import-cache {at.user}/.hyp/hypaware/cache" in said
     assert "npx hypaware detach claude" in said

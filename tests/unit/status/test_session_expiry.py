@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hypaware.cli.entry import main
+from hypaware.cli import entry
 from hypaware.clients.claude import history
 from hypaware.clients.claude.history import ClaudeHistory
 from hypaware.clients.client import ExpiringProvider
@@ -215,9 +215,9 @@ def test_status_doctor_and_json_say_it(
     for name, value in {**at.environment, "HYP_CACHE": str(at.cache)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("CLAUDE_CONFIG_DIR", raising=False)
-    assert main(["status"]) == 0
+    assert entry.run(["status"]) == 0
     assert "history    claude deletes 2 sessions within 7 days: all recorded" in capfd.readouterr().out
-    assert main(["status", "--json"]) == 0
+    assert entry.run(["status", "--json"]) == 0
     document = json.loads(capfd.readouterr().out)
     listed = {each["client"]: each["history"] for each in document["clients"]}
     assert (listed["claude"]["expiring"], listed["claude"]["kept_days"]) == (2, 30)

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from hypaware import status
-from hypaware.cli.entry import main
+from hypaware.cli import entry
 from hypaware.cli.main import hyp as root
 from hypaware.cli.status import StatusStyle, render_status
 from hypaware.home import Home
@@ -38,7 +38,7 @@ def hyp(at: StatusHome, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
     def run(*args: str) -> Ran:
         capfd.readouterr()
-        code = main(args)
+        code = entry.run(args)
         out, err = capfd.readouterr()
         return code, out, err
 

@@ -154,7 +154,8 @@ class ServerCredentials:
 
     async def _refresh(self, token: BearerToken) -> BearerToken | None:
         """Exchange the token for a new one; None if the server does not accept it."""
-        response = await self._http.request("POST", "/v1/identity/refresh", {}, token=token.jwt)
+        headers = {"Authorization": f"Bearer {token.jwt}"}
+        response = await self._http.request("POST", "/v1/identity/refresh", headers)
         if response.is_success:
             return await self._store(response)
         if response.status >= 500 or response.status == 429:

@@ -95,7 +95,7 @@ class ForwardSink(Sink):
     async def open(self) -> Destination:
         await self._http.open()
         try:
-            response = await self._request("GET", "/v1/capabilities", {})
+            response = await self._http.request("GET", "/v1/capabilities", {}, credentials=self._credentials)
             if response.is_success:
                 self._server = parse_capabilities(response.document)
                 self.limits = self._server.limits
@@ -137,7 +137,8 @@ class ForwardSink(Sink):
     async def _query(self, stream: StreamKey, gateway_id: str, incarnation: str, what: str) -> ServerResponse | None:
         """Query the server about a stream; None if it responds that there is no such thing."""
         path = f"{_ingest_path(stream)}/{what}"
-        response = await self._request("GET", path, _identity_headers(gateway_id, incarnation))
+        headers = _identity_headers(gateway_id, incarnation)
+        response = await self._http.request("GET", path, headers, credentials=self._credentials)
         if response.is_success:
             return response
         # A server that knows the contract sends no body, or an error in its format.
@@ -174,21 +175,11 @@ class ForwardSink(Sink):
         }
         if packed.encoding:
             headers["Content-Encoding"] = packed.encoding
-        response = await self._request("POST", _ingest_path(chunk.stream), headers, packed.body)
+        path = _ingest_path(chunk.stream)
+        response = await self._http.request("POST", path, headers, packed.body, self._credentials)
         if not response.is_success:
             raise self._error(response, chunk.stream, has_chunk=True)
         return len(packed.body)
-
-    async def _request(
-        self, method: str, path: str, headers: dict[str, str], body: bytes | None = None
-    ) -> ServerResponse:
-        """Send the request with the token, and once more with a new token if the server rejects it."""
-        token = await self._credentials.get_token()
-        response = await self._http.request(method, path, headers, body, token)
-        if response.status == 401:
-            token = await self._credentials.replace_token(token)
-            response = await self._http.request(method, path, headers, body, token)
-        return response
 
     def _error(
         self, response: ServerResponse, stream: StreamKey | None = None, *, has_chunk: bool = False

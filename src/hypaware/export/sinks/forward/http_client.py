@@ -19,15 +19,15 @@ shown cut to 300 characters, without control characters and without our secrets,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import orjson
@@ -71,6 +71,16 @@ _BYTES_A_SECOND = 64 << 10
 _KEEP_ALIVE = 4.0
 
 
+class Credentials(Protocol):
+    """What a server accepts a request by."""
+
+    async def get_token(self) -> str | None: ...
+
+    async def replace_token(self, rejected: str | None) -> str:
+        """Return another token after the server rejected this one."""
+        ...
+
+
 class HttpClient:
     """Must be created on the event loop that uses it."""
 
@@ -98,11 +108,17 @@ class HttpClient:
             await session.close()
 
     async def request(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None, token: str | None = None
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        credentials: Credentials | None = None,
     ) -> ServerResponse:
-        """Send a request. `path` is used literally, including escapes and query."""
-        if token:
-            headers = {**headers, "Authorization": f"Bearer {token}"}
+        """Send a request, with the token of the credentials, and once more with a new one if the server rejects it.
+
+        `path` is used literally, including escapes and query.
+        """
         assert self._session, "call open() first"
         url = URL(self._address + path, encoded=True)
         proxy = self._proxy
@@ -110,16 +126,27 @@ class HttpClient:
         if proxy and url.scheme == "http":
             # Only a tunnel has headers of its own.
             headers = {**headers, **proxy.headers}
+        token = await credentials.get_token() if credentials else None
+        while True:
+            sent = {**headers, "Authorization": f"Bearer {token}"} if token else headers
+            with self._failures_translated():
+                async with asyncio.timeout(None) as deadline:
+                    data = _Body(body, deadline) if body else None
+                    if data is None:
+                        _extend(deadline, _CONNECT + _IDLE)
+                    async with self._session.request(
+                        method, url, headers=sent, data=data, allow_redirects=False, **via
+                    ) as response:
+                        received = {name.lower(): value for name, value in response.headers.items()}
+                        answer = ServerResponse(response.status, received, await _read_body(response))
+            if answer.status != 401 or credentials is None:
+                return answer
+            token, credentials = await credentials.replace_token(token), None
+
+    @contextmanager
+    def _failures_translated(self) -> Iterator[None]:
         try:
-            async with asyncio.timeout(None) as deadline:
-                data = _Body(body, deadline) if body else None
-                if data is None:
-                    _extend(deadline, _CONNECT + _IDLE)
-                async with self._session.request(
-                    method, url, headers=headers, data=data, allow_redirects=False, **via
-                ) as response:
-                    received = {name.lower(): value for name, value in response.headers.items()}
-                    return ServerResponse(response.status, received, await _read_body(response))
+            yield
         except aiohttp.ClientConnectorCertificateError as error:
             reason = getattr(error.certificate_error, "verify_message", None) or str(error.certificate_error)
             raise DestinationDenied(
@@ -155,7 +182,7 @@ class _Body(aiohttp.Payload):
 
 def _extend(deadline: asyncio.Timeout, seconds: float) -> None:
     # A response can arrive before the body is written; the deadline is then gone.
-    with contextlib.suppress(RuntimeError):
+    with suppress(RuntimeError):
         deadline.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
