@@ -79,10 +79,12 @@ def render_columns(columns: Sequence[TextColumn], width: int | None) -> Iterator
 
 def _measure(column: TextColumn) -> _Measured:
     # Most columns are plain ASCII as a whole.
-    rare = list_rare("".join(column.cells))
-    cells = escape_cells(column.cells) if rare else column.cells
-    if not rare or _NARROW.fullmatch(rare if cells is column.cells else list_rare("".join(cells))):
+    cells, rare = column.cells, list_rare("".join(column.cells))
+    if not rare or _NARROW.fullmatch(rare):
         return _Measured(column, cells, True, max(len(column.head), max(map(len, cells), default=0)))
+    cells = escape_cells(cells)
+    if _NARROW.fullmatch(list_rare("".join(cells))):
+        return _Measured(column, cells, True, max(len(column.head), max(map(len, cells))))
     return _Measured(column, cells, False, max(cell_width(cell) for cell in (column.head, *cells)))
 
 

@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any
 from hypaware.cli import output
 from hypaware.cli.index_reader import note_no_match, open_for_reading
 from hypaware.errors import UsageError
+from hypaware.text import format_count
 
 if TYPE_CHECKING:
     from hypaware.index.filters import Filters
     from hypaware.index.usage import UsageTable
 
+_ON_TERMINAL = 40
+_TIMES = ("day", "week", "month")
 _STDIN_SECONDS = 0.3
 _MAX_STDIN = 1 << 20
 Document = dict[str, Any]
 
 
 def show_usage(filters: Filters, by: str | None, statusline: bool, limit: int | None) -> None:
+    from hypaware.cli.columns import terminal_width
     from hypaware.index.prices import load_prices
     from hypaware.index.usage import read_usage, summarize_usage
 
@@ -32,6 +36,9 @@ def show_usage(filters: Filters, by: str | None, statusline: bool, limit: int | 
             raise UsageError("--statusline prints one line and takes none of --by, --limit and --json")
         _print_statusline(filters)
         return
+    width = None if output.wants_json() else terminal_width()
+    if limit is None and width is not None:
+        limit = _ON_TERMINAL
     with open_for_reading() as index:
         prices, chosen = load_prices(index.home), by or "day"
         if output.wants_json():
@@ -40,14 +47,18 @@ def show_usage(filters: Filters, by: str | None, statusline: bool, limit: int | 
             is_empty = not document["rows"]
         else:
             found = read_usage(index, filters, prices, by=chosen, limit=limit or None)
-            output.emit_lines(_render(found, chosen, prices.as_of))
+            output.emit_lines(_render(found, chosen, prices.as_of, width))
             is_empty = not found.rows
+            if len(found.rows) < found.count:
+                kept = "newest" if chosen in _TIMES else "most expensive"
+                counted = format_count(found.count, chosen)
+                output.note(f"showing only the {len(found.rows):,} {kept} of {counted}; to see all: --limit 0")
         if is_empty and index.progress is None:
             note_no_match(index, filters)
 
 
-def _render(found: UsageTable, by: str, as_of: str) -> Iterable[str]:
-    from hypaware.cli.columns import TextColumn, format_cost, format_short, render_columns, terminal_width
+def _render(found: UsageTable, by: str, as_of: str, width: int | None) -> Iterable[str]:
+    from hypaware.cli.columns import TextColumn, format_cost, format_short, render_columns
 
     if not found.rows:
         return ["no usage matches"]
@@ -63,7 +74,7 @@ def _render(found: UsageTable, by: str, as_of: str) -> Iterable[str]:
         ),
         TextColumn("cost", list(map(format_cost, costs, unpriced)), right=True),
     ]
-    return chain(render_columns(columns, terminal_width()), ("", describe_prices(as_of, found.total.unpriced)))
+    return chain(render_columns(columns, width), ("", describe_prices(as_of, found.total.unpriced)))
 
 
 def describe_prices(as_of: str, unpriced: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ added up by SQLite from `totals`, also the cost: its statement contains the pric
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections import defaultdict
 from collections.abc import Collection
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 SORTS = ("time", "cost", "tokens", "length")
 _TOKENS = """coalesce((SELECT sum(t.input + t.cache_read + t.cache_write + t.output) FROM totals t
     WHERE t.session = s.id), 0)"""
+_CLOSE = 2
+"""Amounts that differ by more than this, in millionths of a dollar, differ after rounding too."""
 _HAS_TOKENS = "(t.input | t.output | t.cache_read | t.cache_write | t.reasoning | t.cache_write_1h) <> 0"
 
 
@@ -69,6 +72,21 @@ def order_sessions(
         {**values, "limit": -1 if limit is None else limit, "offset": offset},
     )
     return [number for (number,) in rows]
+
+
+def list_most_expensive(index: Index, filters: Filters, prices: PriceTable, count: int) -> list[int]:
+    """Return the numbers of the sessions that match and cost most, in any order.
+
+    There are more than `count` of them if several cost as much as the last one to a millionth of a dollar.
+    """
+    condition, values = filter_sessions(index.connection, filters)
+    cursor = index.connection.cursor()
+    cursor.row_factory = None
+    cost = _cost(index.connection, prices)
+    rows = cursor.execute(f"SELECT s.id, max({cost}, 0) FROM sessions s WHERE {condition}", values).fetchall()
+    largest = heapq.nlargest(count, (usd or 0.0 for _, usd in rows))
+    least = largest[-1] - _CLOSE if largest else 0.0
+    return [number for number, usd in rows if (usd or 0.0) >= least]
 
 
 def find_key(index: Index, number: int) -> SessionKey:

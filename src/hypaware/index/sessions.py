@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hypaware.errors import HypError
@@ -59,7 +60,8 @@ class StoredSession(NamedTuple):
 
 _TOKEN_FIELDS = ("id", "session_id", "model", *TokenCounts._fields)
 _CWD = StoredSession._fields.index("cwd")
-_PLACES = slice(StoredSession._fields.index("machine"), StoredSession._fields.index("model") + 1)
+_PLACES = (StoredSession._fields.index("machine"), StoredSession._fields.index("model") + 1)
+"""The first of the fields that are ids of names, and the one after the last."""
 # From the end, where all rows have the same fields.
 _MODEL, _FIRST_TOKEN = -len(TokenCounts._fields) - 1, -len(TokenCounts._fields)
 
@@ -120,7 +122,8 @@ class SessionList:
         self.rows: list[tuple[Any, ...]] = rows
         several = [row[0] for row in rows if row[_MODEL] is None]
         self._several = _read_several(index.connection, several) if several else {}
-        ids = {row[_MODEL] for row in rows} if only_tokens else {each for row in rows for each in row[_PLACES]}
+        places = [_MODEL] if only_tokens else range(*_PLACES)
+        ids = {each for place in places for each in set(map(itemgetter(place), rows))}
         ids.update(model for by_model in self._several.values() for model, _ in by_model)
         self.names = read_names(index.connection, ids)
         self.titles = {} if only_tokens else read_titles(index.home)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hypaware.index.figures import Figures, TokenTally, to_date
 from hypaware.index.filters import Filters, project_of, read_names
 from hypaware.index.prices import PriceTable
+from hypaware.index.session_order import list_most_expensive
 from hypaware.index.sessions import SessionList, session_document
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class UsageRow(NamedTuple):
 class UsageTable(NamedTuple):
     rows: list[UsageRow]
     total: UsageRow
+    count: int
+    """The number of rows without the limit."""
 
 
 def read_usage(
@@ -81,18 +84,20 @@ def read_usage(
     """Return what `summarize_usage` describes, as rows: there can be one for every session."""
     figures = Figures(index.connection, filters, prices)
     if by == "session" and figures.has_whole_sessions:
-        rows, total = _read_whole_sessions(index, figures, prices)
+        rows, total = _read_whole_sessions(index, figures, filters, prices, limit)
+        count = total.sessions
     else:
         groups, total = _read_groups(index.connection, figures, by)
         keys = _name_keys(index.connection, by, groups)
         rows = [group.as_row(prices, *keys[key]) for key, group in groups.items()]
+        count = len(rows)
     if by in _TIMES:
         rows.sort(key=lambda row: str(row.key))
         rows = rows if limit is None else rows[max(0, len(rows) - limit) :]
     else:
         rows.sort(key=_sort_key)
         rows = rows[:limit]
-    return UsageTable(rows, total.as_row(prices, "total"))
+    return UsageTable(rows, total.as_row(prices, "total"), count)
 
 
 def _sort_key(row: UsageRow) -> tuple[float, int, str]:
@@ -112,9 +117,15 @@ class _Group:
         return UsageRow(key, self.sessions, *tokens[:5], cost.rounded, cost.list_unpriced(), cwd)
 
 
-def _read_whole_sessions(index: Index, figures: Figures, prices: PriceTable) -> tuple[list[UsageRow], _Group]:
-    """Return the rows by session, and the total. There can be many, so each costs as little as possible."""
-    listed = SessionList(index, figures.list_numbers(), prices, only_tokens=True)
+def _read_whole_sessions(
+    index: Index, figures: Figures, filters: Filters, prices: PriceTable, limit: int | None
+) -> tuple[list[UsageRow], _Group]:
+    """Return the rows by session, and the total. There can be many, so each costs as little as possible.
+
+    With a limit, sessions that cost less than so many others are left out.
+    """
+    numbers = figures.list_numbers() if limit is None else list_most_expensive(index, filters, prices, limit)
+    listed = SessionList(index, numbers, prices, only_tokens=True)
     rows = [UsageRow._make((row[1], 1, *row[3:8], *listed.price(row), None)) for row in listed.rows]
     _, total = _read_groups(index.connection, figures, "machine")
     return rows, total

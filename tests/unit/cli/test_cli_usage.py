@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hypaware.cli import columns, usage
 from hypaware.home import Home
 from tests.support.index_home import OPUS, SONNET, make_home, prompt, response
 from tests.unit.cli.conftest import Ran
@@ -94,6 +95,26 @@ def test_the_table_ends_with_the_total_and_the_date_of_the_prices(hyp: Run, home
     assert lines[-1] == (
         "API list prices of 2026-11-15; without new, for which there is no price (usage.prices in the config adds one)"
     )
+
+
+@pytest.mark.parametrize(
+    ("by", "shown", "kept"),
+    [("day", "2026-11-02", "newest of 3 days"), ("session", "session-1", "most expensive of 2 sessions")],
+)
+def test_a_table_that_is_cut_says_so_and_its_total_counts_everything(
+    hyp: Run, home: Home, monkeypatch: pytest.MonkeyPatch, by: str, shown: str, kept: str
+) -> None:
+    record(home)
+    monkeypatch.setattr(columns, "terminal_width", lambda: 80)
+    monkeypatch.setattr(usage, "_ON_TERMINAL", 1)
+
+    code, out, err = hyp("usage", "--by", by)
+
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[1:3]] == [shown, "total"]
+    assert out.splitlines()[2].split()[1] == "2"
+    assert err == f"showing only the 1 {kept}; to see all: --limit 0\n"
+    assert hyp("usage", "--by", by, "--limit", "0")[2] == ""
 
 
 def test_the_users_own_prices_are_used(hyp: Run, home: Home) -> None:

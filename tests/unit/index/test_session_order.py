@@ -13,6 +13,7 @@ from hypaware.index.prices import read_prices
 from hypaware.index.session_order import SessionKey, find_key, order_sessions
 from hypaware.index.sessions import read_sessions, sum_tokens
 from hypaware.index.store import open_index
+from hypaware.index.usage import summarize_usage
 from tests.support.index_home import HAIKU, OPUS, SONNET, index_of, make_home, response
 from tests.support.light_home import append
 
@@ -61,6 +62,15 @@ def test_the_order_is_that_of_the_figures(tmp_path: Path, sort: str, seed: int) 
     assert sorted(numbers) == sorted(newest)
     places = [(-round(size, 5), newest.index(number)) for size, number in zip(sizes[sort], numbers, strict=True)]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_usage_with_a_limit_is_the_beginning_of_the_whole(tmp_path: Path, seed: int) -> None:
+    with index_of(tmp_path, *make_rows(seed, 25)) as index:
+        whole = summarize_usage(index, Filters(), PRICES, by="session")
+        for limit in range(1, 27):
+            found = summarize_usage(index, Filters(), PRICES, by="session", limit=limit)
+            assert found == {**whole, "rows": whole["rows"][:limit]}
 
 
 @pytest.mark.parametrize("sort", ["cost", "tokens", "length"])
