@@ -30,7 +30,9 @@ def scrub_index(home: Home) -> None:
     try:
         own_gateway = read_identity(home, make=False).gateway_id
         with database.hold_lock(home, database.LOCK_SECONDS):
-            refresh.refresh_locked(home, own_gateway)
+            if not refresh.refresh_locked(home, own_gateway).is_whole:
+                # Rows of replaced data files stay in the index until the new files can be read.
+                raise OSError("a data file or a segment of the spool cannot be read")
             _scrub(home)
     except (OSError, sqlite3.Error, HypError):
         # Whoever is writing or reading it keeps an unlinked file.

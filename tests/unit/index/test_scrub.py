@@ -10,6 +10,7 @@ from backports import zstd
 
 from hypaware.faults import list_crash_points
 from hypaware.home import Home
+from hypaware.iceberg import metadata
 from hypaware.index import database
 from hypaware.index.refresh import refresh_index
 from hypaware.index.scrub import scrub_index
@@ -17,7 +18,7 @@ from hypaware.index.store import Index, open_index
 from hypaware.model.datasets import SEQ
 from hypaware.state.home_opener import open_home
 from hypaware.testing.fault_injection import run_in_child
-from tests.support.edited_lake import add_file, rewrite, stored_row
+from tests.support.edited_lake import DATASET, add_file, rewrite, stored_row
 from tests.support.index_oracle import assert_index_agrees
 from tests.support.rows import rows
 
@@ -124,6 +125,21 @@ def test_a_damaged_index_is_deleted(home: Home) -> None:
         file.write(b"\xff" * 40_000)
     scrub_index(home)
     assert found_secrets(home) == set()
+
+
+@pytest.mark.hazard(113)
+def test_an_index_that_cannot_be_compared_with_all_data_files_is_deleted(home: Home) -> None:
+    purge(home)
+    found = metadata.find_table(home, DATASET)
+    assert found is not None
+    file = next(metadata.iter_live_files(metadata.read_metadata(found.metadata)))
+    file.path.write_bytes(file.path.read_bytes()[:100])
+
+    scrub_index(home)
+
+    assert found_secrets(home) == set()
+    with open_index(home) as index:
+        assert not index.connection.execute("SELECT 1 FROM parts WHERE seq >= 1000").fetchall()
 
 
 def test_a_home_without_an_index_stays_without_one(home: Home) -> None:
