@@ -41,7 +41,9 @@ _RECENT_DAYS = 30.0
 _RECENT_BONUS = 0.5
 _LEAST_WEIGHT = 1e-6
 """The weight that SQLite gives a word that is in more than half of the rows."""
-MATCHES = "SELECT rowid FROM {month} WHERE {month} MATCH :words ORDER BY rowid DESC"
+_IN_ANY_ORDER = "SELECT rowid FROM {month} WHERE {month} MATCH :words"
+"""SQLite reads a list of rows forwards in half of the time that it takes to read it backwards."""
+MATCHES = f"{_IN_ANY_ORDER} ORDER BY rowid DESC"
 JOINED_PARTS = "JOIN parts p ON p.seq = t.rowid"
 _SESSIONS = "JOIN sessions s ON s.id = p.session"
 
@@ -85,6 +87,8 @@ class MatchFinder:
         if request.errors:
             self._condition = Condition(f"{self._condition.sql} AND {IS_FAILED}", self._condition.values)
         self._sessions = _SESSIONS if "s." in self._condition.sql else ""
+        # The words for role, type and tool find the same parts as a comparison of their rows.
+        self._condition_but_kinds = self._condition
         self._words = self._words_of_kind = request.words.all_of
         for kind, given in zip(KINDS, (request.role, request.part_type, request.tool), strict=True):
             if given is not None:
@@ -213,11 +217,13 @@ class MatchFinder:
     def _count(self, most: int) -> int:
         """Return how many parts match, at most one more than `most`."""
         total = 0
-        source = f"{JOINED_PARTS} {self._sessions} WHERE {self._condition.sql}" if self._is_filtered else ""
+        condition = self._condition_but_kinds
+        is_filtered = condition.sql != "true"
+        source = f"{JOINED_PARTS} {self._sessions} WHERE {condition.sql}" if is_filtered else ""
         for month in self._months:
-            values = {**self._condition.values, "words": self._words_of_kind, "most": most + 1 - total}
-            statement = f"SELECT 1 FROM ({MATCHES.format(month=month)}) t {source} LIMIT :most"
-            if self._is_filtered:
+            values = {**condition.values, "words": self._words_of_kind, "most": most + 1 - total}
+            statement = f"SELECT 1 FROM ({_IN_ANY_ORDER.format(month=month)}) t {source} LIMIT :most"
+            if is_filtered:
                 total += sum(1 for _ in self._time_limit.read(statement, values))
             else:
                 # Faster, but nothing is known if it is ended.
