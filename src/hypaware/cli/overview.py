@@ -159,6 +159,10 @@ def render_overview(document: dict[str, Any], look: OverviewStyle) -> str:
         lines.append(
             f"Cost: {cost} ({escape_cell(describe_prices(document['prices_as_of'], totals['unpriced_models']))})"
         )
+    if look.width is not None and max(map(len, lines)) > look.width:
+        from textwrap import wrap
+
+        lines = [part for line in lines for part in wrap(line, look.width, subsequent_indent=_SEPARATOR)]
     rows = _ROWS
     while True:
         tables = [_render(table, look) for table in _tables(document, rows) if table.rows]

@@ -33,6 +33,7 @@ def show_sessions(filters: Filters, errors: bool, grep: str | None, sort: str, l
     width = None if output.wants_json() else terminal_width()
     if limit is None and width is not None:
         limit = _ON_TERMINAL
+    is_filtered = not filters.is_empty or errors or grep is not None
     with open_for_reading() as index:
         among = None
         if grep is not None:
@@ -53,11 +54,18 @@ def show_sessions(filters: Filters, errors: bool, grep: str | None, sort: str, l
         elif index.progress is not None:
             output.emit("no session that is indexed yet matches")
         else:
-            output.emit("no session is recorded" if filters.is_empty and not (errors or grep) else "no session matches")
+            output.emit("no session matches" if is_filtered else "no session is recorded")
         if not found.rows and index.progress is None:
             note_no_match(index, filters)
         elif len(numbers) > len(found.rows) and not output.wants_json():
-            output.note(f"showing only {format_count(len(found.rows), 'session')}; to see all: --limit 0")
+            output.note(f"showing only {_count_shown(index, found, is_filtered)}; to see all: --limit 0")
+
+
+def _count_shown(index: Index, found: SessionList, is_filtered: bool) -> str:
+    if is_filtered:  # how many match is not known
+        return format_count(len(found.rows), "session")
+    ((total,),) = index.connection.execute("SELECT count(*) FROM sessions")
+    return f"{len(found.rows):,} of {format_count(total, 'session')}"
 
 
 def _columns(index: Index, found: SessionList, zone: ZoneInfo, on_terminal: bool) -> list[TextColumn]:

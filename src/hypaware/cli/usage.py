@@ -16,7 +16,9 @@ from hypaware.errors import UsageError
 from hypaware.text import format_count
 
 if TYPE_CHECKING:
+    from hypaware.cli.columns import TextColumn
     from hypaware.index.filters import Filters
+    from hypaware.index.store import Index
     from hypaware.index.usage import UsageTable
 
 _ON_TERMINAL = 40
@@ -47,17 +49,34 @@ def show_usage(filters: Filters, by: str | None, statusline: bool, limit: int | 
             is_empty = not document["rows"]
         else:
             found = read_usage(index, filters, prices, by=chosen, limit=limit or None)
-            output.emit_lines(_render(found, chosen, prices.as_of, width))
+            names = None
+            if chosen == "session" and width is not None:
+                names = _name_sessions(index, [str(row.key) for row in found.rows])
+            output.emit_lines(_render(found, chosen, prices.as_of, width, names))
             is_empty = not found.rows
-            if len(found.rows) < found.count:
+            if len(found.rows) < found.row_count:
                 kept = "newest" if chosen in _TIMES else "most expensive"
-                counted = format_count(found.count, chosen)
+                counted = format_count(found.row_count, chosen)
                 output.note(f"showing only the {len(found.rows):,} {kept} of {counted}; to see all: --limit 0")
         if is_empty and index.progress is None:
             note_no_match(index, filters)
 
 
-def _render(found: UsageTable, by: str, as_of: str, width: int | None) -> Iterable[str]:
+def _name_sessions(index: Index, ids: Sequence[str]) -> list[TextColumn]:
+    """Return what a person knows sessions by, short enough for a terminal. The last cell is that of the total."""
+    from hypaware.cli.columns import TextColumn
+    from hypaware.index.sessions import read_shown_titles, shorten_ids
+
+    short, titles = shorten_ids(index, ids), read_shown_titles(index, ids)
+    return [
+        TextColumn("session", [*(short[each] for each in ids), "total"]),
+        TextColumn("title", [*(titles.get(each) or "-" for each in ids), ""], flexible=True),
+    ]
+
+
+def _render(
+    found: UsageTable, by: str, as_of: str, width: int | None, names: Sequence[TextColumn] | None = None
+) -> Iterable[str]:
     from hypaware.cli.columns import TextColumn, format_cost, format_short, render_columns
 
     if not found.rows:
@@ -66,8 +85,13 @@ def _render(found: UsageTable, by: str, as_of: str, width: int | None) -> Iterab
     keys, sessions, *tokens, _, costs, unpriced, _ = zip(*found.rows, found.total, strict=True)
     heads = (("input", 3), ("output", 2), ("cache read", 4), ("cache write", 4))
     columns = [
-        TextColumn(by, [key or "(unknown)" for key in keys], flexible=True),
-        TextColumn("sessions", [f"{count:,}" for count in sessions], 5, right=True),
+        *(
+            names
+            or (
+                TextColumn(by, [key or "(unknown)" for key in keys], flexible=True),
+                TextColumn("sessions", [f"{count:,}" for count in sessions], 5, right=True),
+            )
+        ),
         *(
             TextColumn(head, list(map(format_short, counts)), rank, right=True)
             for (head, rank), counts in zip(heads, tokens, strict=True)

@@ -274,6 +274,15 @@ def shorten_ids(index: Index, session_ids: Iterable[str]) -> dict[str, str]:
     return short
 
 
+def read_shown_titles(index: Index, session_ids: Sequence[str]) -> dict[str, str]:
+    """Return the titles of the sessions with these ids, as lists show them."""
+    statement = """SELECT session_id, title FROM sessions
+        WHERE session_id IN (SELECT value FROM json_each(?)) AND title IS NOT NULL ORDER BY ended_at"""
+    titles = read_titles(index.home)
+    found = [tuple(row) for row in index.connection.execute(statement, (json.dumps(session_ids),))]
+    return {**dict(found), **{each: title for each in session_ids if (title := titles.get(each))}}
+
+
 def find_last_session(index: Index, filters: Filters | None = None) -> int:
     """Return the number of the newest session. Raise HypError if there is none."""
     condition, values = filter_sessions(index.connection, filters or Filters())

@@ -74,7 +74,7 @@ class UsageRow(NamedTuple):
 class UsageTable(NamedTuple):
     rows: list[UsageRow]
     total: UsageRow
-    count: int
+    row_count: int
     """The number of rows without the limit."""
 
 

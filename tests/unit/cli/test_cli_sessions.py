@@ -114,7 +114,10 @@ def test_on_a_terminal_a_long_list_says_that_it_was_cut(hyp: Run, monkeypatch: p
     code, out, err = hyp("sessions", "--limit", "1")
 
     assert (code, len(out.splitlines())) == (0, 2)
-    assert err == "showing only 1 session; to see all: --limit 0\n"
+    assert err == "showing only 1 of 2 sessions; to see all: --limit 0\n"
+    assert (
+        hyp("sessions", "--limit", "1", "--since", "2020-01-01")[2] == "showing only 1 session; to see all: --limit 0\n"
+    )
 
 
 def test_a_list_without_a_match_says_which_filter_matches_nothing(hyp: Run) -> None:

@@ -99,7 +99,7 @@ def test_the_table_ends_with_the_total_and_the_date_of_the_prices(hyp: Run, home
 
 @pytest.mark.parametrize(
     ("by", "shown", "kept"),
-    [("day", "2026-11-02", "newest of 3 days"), ("session", "session-1", "most expensive of 2 sessions")],
+    [("day", "2026-11-02", "newest of 3 days"), ("session", "session-", "most expensive of 2 sessions")],
 )
 def test_a_table_that_is_cut_says_so_and_its_total_counts_everything(
     hyp: Run, home: Home, monkeypatch: pytest.MonkeyPatch, by: str, shown: str, kept: str
@@ -112,9 +112,24 @@ def test_a_table_that_is_cut_says_so_and_its_total_counts_everything(
 
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()[1:3]] == [shown, "total"]
-    assert out.splitlines()[2].split()[1] == "2"
+    assert out.splitlines()[2].split()[-1] == "$35.00+"
     assert err == f"showing only the 1 {kept}; to see all: --limit 0\n"
     assert hyp("usage", "--by", by, "--limit", "0")[2] == ""
+
+
+def test_on_a_terminal_sessions_have_their_titles_and_the_beginning_of_their_ids(
+    hyp: Run, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(home)
+    monkeypatch.setattr(columns, "terminal_width", lambda: 60)
+
+    lines = hyp("usage", "--by", "session")[1].splitlines()
+
+    assert lines[0].split()[:3] == ["session", "title", "input"]
+    assert lines[1].split()[:2] == ["session-", "Hello"]
+    assert lines[2].split()[:2] == ["b", "-"]
+    assert lines[3].split()[:2] == ["total", "0"]
+    assert "title" not in hyp("usage", "--by", "session", "--json")[1]
 
 
 def test_the_users_own_prices_are_used(hyp: Run, home: Home) -> None:
