@@ -25,9 +25,11 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from hypaware import __version__
+from hypaware import __version__, config
+from hypaware.config import GatewayConfig
+from hypaware.errors import HypError
 from hypaware.gateway import handover, routes
-from hypaware.gateway.routes import Routes
+from hypaware.gateway.routes import Route, Routes
 from hypaware.home import Home, locks
 
 _MAX_HEADER = 1 << 18
@@ -77,6 +79,8 @@ class Fallback:
         self._holders: dict[socket.socket, str] = {}
         """Control connections of the processes that accept connections themselves, and their addresses."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._gateway = GatewayConfig()
+        self._custom_upstreams: tuple[Route, ...] = ()
         self._last_activity = time.monotonic()
         self._asked_to_exit = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -101,8 +105,10 @@ class Fallback:
                 except OSError as error:
                     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
                     sys.stderr.write(f"{now} cannot open {address}: {error.strerror}\n")
+            self._load_routes()
             ready()
             while not self._asked_to_exit.is_set() and not self._is_superfluous():
+                self._load_routes()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._asked_to_exit.wait(), _CHECK_SECONDS)
         finally:
@@ -163,7 +169,7 @@ class Fallback:
             return
         client.setblocking(False)
         self._last_activity = time.monotonic()
-        task = self._loop.create_task(_forward_connection(client, self._home))
+        task = self._loop.create_task(_forward_connection(client, self._home, self._load_routes))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -215,8 +221,20 @@ class Fallback:
         if address is not None:
             self._update_reader(address)
 
+    def _load_routes(self) -> Routes:
+        """Read the routes for each request, so that changes apply at once.
 
-async def _forward_connection(client: socket.socket, home: Home) -> None:
+        A broken config or a removed home leaves the last upstreams in place: the client may send keys that only those
+        may see.
+        """
+        if self._home.root.is_dir():
+            with suppress(HypError, OSError):
+                self._gateway = config.load(self._home).gateway
+            self._custom_upstreams = routes.read_custom_upstreams(self._home)
+        return Routes((*self._gateway.upstreams, *self._custom_upstreams), allowed_hosts=self._gateway.allowed_hosts)
+
+
+async def _forward_connection(client: socket.socket, home: Home, load_routes: Callable[[], Routes]) -> None:
     """Forward one connection until one side closes it, without recording. Never raises.
 
     Only the request header is read, everything else is copied. The request is forwarded with `Connection: close`, so
@@ -225,12 +243,14 @@ async def _forward_connection(client: socket.socket, home: Home) -> None:
     reader, writer = await asyncio.open_connection(sock=client, limit=_MAX_HEADER)
     try:
         with suppress(OSError, asyncio.IncompleteReadError, TimeoutError, ValueError):
-            await _forward(reader, writer, home)
+            await _forward(reader, writer, home, load_routes)
     finally:
         await _close_writer(writer)
 
 
-async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, home: Home) -> None:
+async def _forward(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, home: Home, load_routes: Callable[[], Routes]
+) -> None:
     try:
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _HEADER_SECONDS)
     except asyncio.LimitOverrunError:
@@ -242,7 +262,7 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, h
         return
     method, target, version = first.split(b" ")
     path = target.decode("utf-8", "surrogateescape")
-    known_routes = _load_routes(home)
+    known_routes = load_routes()
     fields = (each.decode("latin-1").partition(":") for each in headers)
     if (refusal := known_routes.find_refusal((name.strip(), value) for name, _, value in fields)) is not None:
         await _send_error(writer, 403, refusal, "requests from web pages and for other hosts are refused")
@@ -276,17 +296,6 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, h
             await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         await _close_writer(upstream[1])
-
-
-def _load_routes(home: Home) -> Routes:
-    """Read the routes for each request, so that changes apply at once. A broken config leaves the presets in place."""
-    from hypaware import config
-    from hypaware.errors import HypError
-
-    gateway = config.GatewayConfig()
-    with suppress(HypError, OSError):
-        gateway = config.load(home).gateway
-    return Routes((*gateway.upstreams, *routes.read_custom_upstreams(home)), allowed_hosts=gateway.allowed_hosts)
 
 
 def _build_header(method: bytes, address: str, url: SplitResult, version: bytes, headers: list[bytes]) -> bytes:

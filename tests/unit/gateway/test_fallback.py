@@ -257,8 +257,28 @@ def test_the_fallback_verifies_its_provider_and_reports_errors(
         assert (status, json.loads(answer)["error"]["type"]) == (502, "upstream_down")
     configure_upstream(fallback_home, f"http://127.0.0.1:{free_port()}")
     assert request(port)[0] == 502
-    fallback_home.config.write_text("this is no config")
+    fallback_home.config.write_text("version = 1")
     assert request(port, "/nowhere/at/all")[0] == 404
+
+
+@pytest.mark.hazard(63)
+def test_a_broken_config_or_a_removed_home_leaves_a_client_at_its_own_upstream(
+    fallback_home: Home, address: str, tmp_path: Path
+) -> None:
+    """Its keys are for that upstream; the provider's own must not see them."""
+    with provider() as upstream_port:
+        own = attach.PreviousUpstream("/codex", f"http://127.0.0.1:{upstream_port}/llm")
+        record = attach.AttachRecord("codex", "/x", True, "", "", (), "http://127.0.0.1:7/codex", upstream=own)
+        attach.write_record(fallback_home, record)
+        configure_upstream(fallback_home, f"http://127.0.0.1:{upstream_port}")
+        with handover.acquire_socket(fallback_home, address) as held:
+            port = held.address[1]
+        fallback_home.config.write_text("this is no config")
+        assert '"path": "/v1/messages"' in request(port, "/claude/v1/messages")[1]
+        fallback_home.root.rename(tmp_path / "removed")
+        assert '"path": "/v1/messages"' in request(port, "/claude/v1/messages")[1]
+        assert '"path": "/llm/v1/responses"' in request(port, "/codex/v1/responses")[1]
+        (tmp_path / "removed").rename(fallback_home.root)
 
 
 @pytest.mark.hazard(63)
