@@ -74,7 +74,7 @@ def status(session_id: str | None) -> None:
     """Show which sessions are excluded, and why.
 
     Without ID, list the excluded sessions, the sessions in the current folder, and deleted folders that stay private.
-    With ID, show the privacy class of that session and the rule that decides it.
+    With ID, or the first characters of one, show the privacy class of that session and the rule that decides it.
     """
     from hypaware import config
     from hypaware.privacy import folder_memory, ignored_sessions
@@ -82,7 +82,7 @@ def status(session_id: str | None) -> None:
 
     home = Home.from_environment()
     if session_id is not None:
-        ignored_sessions.check_session_id(session_id)
+        session_id = resolve_session(home, session_id, unknown=True)
     privacy = PrivacyPolicy.from_config(home, config.load(home).privacy)
     if session_id is not None:
         output.emit_result(_describe(privacy, home, session_id))

@@ -148,6 +148,8 @@ def test_status_shows_the_privacy_class_and_the_deciding_rule(hyp: Hyp, home: Ho
     assert (found["class"], found["why"]) == ("local-only", str(folder / ".hypignore"))
     hyp("session", "ignore", ID)
     assert "hyp session ignore" in hyp("session", "status", ID)[1]
+    found = json.loads(hyp("session", "status", ID[:8], "--json")[1])
+    assert (found["session_id"], found["class"]) == (ID, "ignore")
 
 
 def test_without_an_id_the_session_of_the_current_folder_is_used(
