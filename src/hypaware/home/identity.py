@@ -30,8 +30,9 @@ from typing import Any
 # FS_IOC_GETVERSION: the generation of an inode number, which NFS servers use to detect stale handles.
 _GET_VERSION = 0x80087601
 # Between the gateway id of a shared lake and the key of a member. Ids that we make up have none.
-OF_MEMBER = "."
+_OF_MEMBER = "."
 _MEMBER_KEY_DIGITS = 12
+_MEMBER = rf"{re.escape(_OF_MEMBER)}[0-9a-f]{{{_MEMBER_KEY_DIGITS}}}"
 # The inode recorded in a backup, so that a home restored from it always counts as a copy.
 NO_INODE = 0
 
@@ -77,7 +78,7 @@ class Identity:
 
     def gateway_of_rows(self, root: Path) -> str:
         """Return the gateway id of rows that are recorded in this home."""
-        return f"{self.gateway_id}{OF_MEMBER}{member_key(root)}" if self.is_shared else self.gateway_id
+        return f"{self.gateway_id}{_OF_MEMBER}{member_key(root)}" if self.is_shared else self.gateway_id
 
     def as_shared(self) -> Identity:
         return replace(self, machine_id="", home_path="", home_inode=NO_INODE, home_born=None)
@@ -174,12 +175,19 @@ def pad_forks(forks: Any, parents: tuple[str, ...]) -> tuple[int, ...]:
 
 def is_own_gateway(gateway_id: str | None, own: str) -> bool:
     """Return whether rows of a gateway belong to the home with the gateway id `own`, or to a member of its lake."""
-    return gateway_id == own or (gateway_id is not None and gateway_id.startswith(f"{own}{OF_MEMBER}"))
+    if gateway_id is None or not gateway_id.startswith(own):
+        return False
+    return re.fullmatch(own_gateways_pattern(own), gateway_id) is not None
+
+
+def own_gateways_pattern(own: str) -> str:
+    """Return the regular expression of `is_own_gateway`."""
+    return f"^{re.escape(own)}({_MEMBER})?$"
 
 
 def is_member_id(gateway_id: str) -> bool:
     """Return whether the id has the form of a member's. Nobody may claim one, because its rows count as the lake's."""
-    return re.fullmatch(rf".*{re.escape(OF_MEMBER)}[0-9a-f]{{{_MEMBER_KEY_DIGITS}}}", gateway_id) is not None
+    return re.fullmatch(f".*{_MEMBER}", gateway_id, re.DOTALL) is not None
 
 
 def member_key(root: Path) -> str:

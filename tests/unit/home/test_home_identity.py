@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from hypaware.home import identity
 from hypaware.home.identity import HomeLocation, Identity
+from hypaware.lake.parquet import mask_own_rows
 
 
 @pytest.fixture
@@ -78,6 +80,10 @@ def test_rows_of_a_home_with_a_lake_of_its_own_carry_its_gateway_id(tmp_path: Pa
     assert known.gateway_of_rows(tmp_path) == known.gateway_id
 
 
-@pytest.mark.parametrize("other", [None, "", "gw-10", "gw-10.member", "gw", "x.gw-1"])
-def test_a_gateway_whose_id_is_alike_is_another_one(other: str | None) -> None:
-    assert not identity.is_own_gateway(other, "gw-1")
+def test_a_gateway_whose_id_is_alike_is_another_one() -> None:
+    """A server enrols any id that has not the form of a member's; its rows must be nobody else's."""
+    member = "gw-1.0123456789ab"
+    ids = [None, "", "gw-10", "gw-10.member", "gw", "x.gw-1", "gw-1.laptop", f"{member}c", f"{member}.x"]
+    assert [each for each in ids if identity.is_own_gateway(each, "gw-1")] == []
+    assert mask_own_rows(pa.array([*ids, member, "gw-1"]), "gw-1").to_pylist()[1:] == [False] * 8 + [True] * 2
+    assert [each for each in ids[1:] if each and identity.is_member_id(each)] == []

@@ -241,7 +241,7 @@ def test_rows_of_all_machines_that_share_the_lake_of_the_sender_are_accepted() -
     assert [each["gateway_id"] for each in stored] == members
 
 
-@pytest.mark.parametrize("other", ["gw-10", "gw-10.0123456789ab", "gw-2"])
+@pytest.mark.parametrize("other", ["gw-10", "gw-10.0123456789ab", "gw-2", "gw-1.laptop"])
 def test_rows_of_another_gateway_are_rejected(other: str) -> None:
     with pytest.raises(HttpProblem) as refused:
         validate_batch(_claims(), orjson.dumps({**row(1), "gateway_id": other}), LIMITS)
