@@ -45,7 +45,7 @@ To see all days: hyp overview. To import the session history on this machine: hy
 Row = dict[str, Any]
 
 
-def show_overview(filters: Filters, days: int | None) -> None:
+def show_overview(filters: Filters, days: int | None, limit: int | None = None) -> None:
     from hypaware.index.overview import summarize_overview
     from hypaware.index.prices import load_prices
 
@@ -58,7 +58,7 @@ def show_overview(filters: Filters, days: int | None) -> None:
     history_reader = _HistoryReader(Home.from_environment())
     with open_for_reading() as index:
         found = summarize_overview(index, filters, load_prices(index.home))
-        shown = render_overview(found, OverviewStyle.of(sys.stdout))
+        shown = render_overview(found, OverviewStyle.of(sys.stdout)._replace(rows=limit))
         if not found["totals"]["parts"]:
             if index.progress is not None:
                 shown = _NOT_INDEXED
@@ -67,6 +67,9 @@ def show_overview(filters: Filters, days: int | None) -> None:
         history = history_reader.wait()
         lines = [line for name, (_, line) in history.items() if line and filters.client in (None, name)]
         documents = {name: each for name, (each, _) in history.items()}
+        if limit:
+            tables = {key: rows[:limit] for key, rows in found.items() if isinstance(rows, list)}
+            found |= {**tables, "days": found["days"][-limit:]}
         output.emit_result({**found, "history": documents}, "\n".join([shown, *lines]))
         if shown == _NO_MATCH:
             note_no_match(index, filters)
@@ -126,6 +129,8 @@ class OverviewStyle(NamedTuple):
     """Columns of the terminal; None means unlimited."""
     height: int | None = None
     unicode: bool = True
+    rows: int | None = None
+    """Rows of each table, 0 for all; None means that the tables fit the height."""
 
     @classmethod
     def of(cls, stream: TextIO) -> OverviewStyle:
@@ -163,20 +168,20 @@ def render_overview(document: dict[str, Any], look: OverviewStyle) -> str:
         from textwrap import wrap
 
         lines = [part for line in lines for part in wrap(line, look.width, subsequent_indent=_SEPARATOR)]
-    rows = _ROWS
+    rows, days_shown = (_ROWS, _DAYS) if look.rows is None else (look.rows or sys.maxsize,) * 2
     while True:
-        tables = [_render(table, look) for table in _tables(document, rows) if table.rows]
+        tables = [_render(table, look) for table in _tables(document, rows, days_shown) if table.rows]
         text = "\n\n".join(["\n".join(lines), *tables])
-        if look.height is None or rows <= _MIN_ROWS or text.count("\n") + 2 <= look.height:
+        fits = look.height is None or text.count("\n") + 2 <= look.height
+        if fits or rows <= _MIN_ROWS or look.rows is not None:
             return text
-        rows -= 1
+        rows, days_shown = rows - 1, rows
 
 
-def _tables(document: dict[str, Any], rows: int) -> list[OverviewTable]:
+def _tables(document: dict[str, Any], rows: int, shown_days: int) -> list[OverviewTable]:
     counts = {"messages": "messages", "sessions": "sessions", "cost_usd": "cost", **_TOKENS}
     clients = document["clients"] if len(document["clients"]) > 1 else []
     days = document["days"]
-    shown_days = _DAYS if rows == _ROWS else rows + 1
     return [
         OverviewTable("Days", "day", counts, days[-shown_days:], _omitted_line(days, shown_days, "earlier days")),
         _top_rows("Projects", "cwd", counts, document["projects"], rows),

@@ -14,7 +14,7 @@ from hypaware.cli import output
 from hypaware.cli.command import Command, Group, json_option
 from hypaware.cli.jobs import run_job
 from hypaware.cli.overview import show_overview
-from hypaware.cli.reader_commands import days_option, reading_options
+from hypaware.cli.reader_commands import days_option, reading_options, rows_option
 from hypaware.errors import UsageError
 from hypaware.home import Home
 from hypaware.query.formats import FORMATS, TEXT_TABLES, format_of_file, open_output
@@ -131,8 +131,9 @@ def sql(statement: str, format_: str | None, target: Path | None, refresh: str, 
 @days_option
 @_refresh_option
 @reading_options
+@rows_option
 @json_option
-def overview(days: int | None, refresh: str, filters: Filters) -> None:
+def overview(days: int | None, refresh: str, filters: Filters, limit: int | None) -> None:
     """Show sessions, messages, tokens, cost and tools: the same as `hyp overview`.
 
     Rows in the spool are always included; --refresh always commits them first.
@@ -144,7 +145,7 @@ def overview(days: int | None, refresh: str, filters: Filters) -> None:
     read_identity(home, make=False)
     if refresh == "always" and health.has_pending_rows(home):
         run_job("flush", {"dataset": None})
-    show_overview(filters, days)
+    show_overview(filters, days, limit)
 
 
 @query.command("schema", examples=["hyp query schema", "hyp query schema ai_gateway_messages --json"])

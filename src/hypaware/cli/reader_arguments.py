@@ -63,6 +63,7 @@ FILTERS = (
     ReadingOption("--timezone", "Zone of days and times.  [default: your own]", "ZONE"),
 )
 DAYS = ReadingOption("--days", "Show only the last N days, including today.", "N", least=1, most=_MAX_DAYS)
+ROWS = ReadingOption("--limit", "Show at most this many rows of each table; 0 means all.", "N", least=0)
 _LIMIT = ReadingOption("--limit", "Show at most this many; 0 means no limit.", "N", least=0)
 COMMANDS: dict[str, tuple[ReadingOption, ...]] = {
     "sessions": (
@@ -97,7 +98,7 @@ COMMANDS: dict[str, tuple[ReadingOption, ...]] = {
         *FILTERS,
         _LIMIT,
     ),
-    "overview": (DAYS, *FILTERS),
+    "overview": (DAYS, *FILTERS, ROWS),
     "search": (
         ReadingOption("--role", "Only what this role said: user, assistant, tool or system.", "R"),
         ReadingOption("--tool", "Only calls and results of this tool, such as Bash.", "T"),

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from hypaware.cli.command import Command, json_option
-from hypaware.cli.reader_arguments import COMMANDS, DAYS, FILTERS, ReadingOption, run_reading_command
+from hypaware.cli.reader_arguments import COMMANDS, DAYS, FILTERS, ROWS, ReadingOption, run_reading_command
 
 Function = Callable[..., Any]
 
@@ -58,7 +58,7 @@ def reading_options(function: Function) -> Function:
     return _add_options(FILTERS)(call)
 
 
-days_option = _to_click(DAYS)
+days_option, rows_option = _to_click(DAYS), _to_click(ROWS)
 
 
 class _SearchCommand(Command):

@@ -123,6 +123,17 @@ def test_long_tables_are_truncated_and_count_the_omitted_rows() -> None:
     assert [line[:10] for line in shown if line.startswith("2026-10")] == [f"2026-10-{day}" for day in range(17, 31)]
 
 
+def test_a_limit_holds_for_each_table_on_a_screen_of_any_height() -> None:
+    days = [{"day": f"2026-10-{day:02}", **counts(day)} for day in range(1, 31)]
+    projects = [{"cwd": f"/home/dev/{number}", **counts(number + 1)} for number in range(25)]
+
+    two, all_rows = (lines(OverviewStyle(height=10, rows=rows), days=days, projects=projects) for rows in (2, 0))
+
+    assert [line[:10] for line in two if line.startswith("2026-10")] == ["2026-10-29", "2026-10-30"]
+    assert "and 23 more projects (see --json)" in two
+    assert sum(line.startswith(("2026-10", "/home/dev/")) for line in all_rows) == 30 + 25
+
+
 def test_a_terminal_without_unicode_gets_ascii_bars() -> None:
     shown = render_overview(document(), OverviewStyle(width=80, unicode=False))
 
@@ -246,6 +257,18 @@ def test_days_are_the_users_days_and_include_today(
 
     assert [each["day"] for each in found["days"]] == [after.date().isoformat()]
     assert (found["since"], found["timezone"]) == (after.date().isoformat(), "Pacific/Apia")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_limit_keeps_the_newest_days_and_the_largest_projects(hyp: Run, home: Home, name: list[str]) -> None:
+    make_home(home.root, *(response(day, at=f"2026-11-{day:02}T08:00:00Z", cwd=f"/p{day // 2}") for day in (1, 2, 3)))
+
+    found = json.loads(hyp(*name, "--limit", "1", "--json")[1])
+
+    assert [each["day"] for each in found["days"]] == ["2026-11-03"]
+    assert [(each["cwd"], each["messages"]) for each in found["projects"]] == [("/p1", 2)]
+    assert found["totals"]["messages"] == 3
+    assert len(json.loads(hyp(*name, "--limit", "0", "--json")[1])["days"]) == 3
 
 
 def test_the_overview_takes_the_filters_of_all_reading_commands(hyp: Run, home: Home) -> None:
