@@ -125,15 +125,20 @@ def status(days: int) -> None:
     of a machine is the age of its oldest batch that was accepted and is not in the lake yet. Needs no running server.
     """
     from hypaware.server.status import read_server_status
-    from hypaware.state.home_opener import read_identity
 
-    home = Home.from_environment()
-    # Looking must not create a home.
-    read_identity(home, make=False)
-    found = read_server_status(home, days=days)
+    found = read_server_status(_existing_home(), days=days)
     if output.emit_document(found.as_json()):
         return
     _show_status(found)
+
+
+def _existing_home() -> Home:
+    """Return the home. Raise NotReady if there is none: only `run` and `token create` make one."""
+    from hypaware.state.home_opener import read_identity
+
+    home = Home.from_environment()
+    read_identity(home, make=False)
+    return home
 
 
 def _show_status(found: ServerStatus) -> None:
@@ -212,7 +217,6 @@ def list_() -> None:
     from hypaware.server import auth
 
     home = Home.from_environment()
-    # Listing must not create a home.
     found = [auth.token_as_json(each) for each in auth.list_tokens(home)] if home.root.is_dir() else []
     columns = ["id", "label", "use", "status", "created_at", "expires_at", "last_used_at"]
     _print_list("tokens", found, columns, "no tokens; to create one: hyp server token create")
@@ -225,7 +229,7 @@ def revoke(given: str) -> None:
     """Revoke a token, or all tokens with a label. Gateways that enrolled and people who signed in with it are out."""
     from hypaware.server import auth
 
-    revoked = auth.revoke_token(Home.from_environment(), given)
+    revoked = auth.revoke_token(_existing_home(), given)
     output.emit_result({"revoked": revoked}, f"revoked: {', '.join(revoked)}")
 
 
@@ -235,7 +239,8 @@ def gateways() -> None:
     """List the gateways that have enrolled or delivered."""
     from hypaware.server import auth
 
-    found = [asdict(each) for each in auth.list_gateways(Home.from_environment())]
+    home = Home.from_environment()
+    found = [asdict(each) for each in auth.list_gateways(home)] if home.root.is_dir() else []
     columns = ["gateway_id", "host", "label", "bound_by", "first_seen_at", "last_seen_at"]
     _print_list("gateways", found, columns, "no gateway has enrolled or delivered yet")
 
@@ -247,7 +252,7 @@ def release(gateway_id: str) -> None:
     """Release the id of a machine that lost its secret. The next machine that enrols with this id owns it."""
     from hypaware.server import auth
 
-    auth.release_gateway(Home.from_environment(), gateway_id)
+    auth.release_gateway(_existing_home(), gateway_id)
     output.emit_result({"released": gateway_id}, f"{gateway_id} can enrol again")
 
 

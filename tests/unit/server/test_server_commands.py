@@ -73,3 +73,13 @@ def test_gateways_are_listed_and_released(hyp: Hyp, server: Server) -> None:
     assert hyp.ok("server", "gateways", "release", "gw-1") == {"released": "gw-1"}
     assert server.client.bootstrap(**requested).status == 200
     assert hyp.run("server", "gateways", "release", "gw-9").code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["token", "revoke", "x"], 3), (["gateways", "release", "x"], 3), (["gateways"], 0)]
+)
+def test_only_a_command_that_stores_something_creates_a_home(
+    hyp: Hyp, home: Home, arguments: list[str], code: int
+) -> None:
+    assert hyp.run("server", *arguments, "--json").code == code
+    assert not home.root.exists()
