@@ -54,6 +54,15 @@ def rewrite(home: Home, change: Callable[[StoredRow], StoredRow | None], *, row_
         table.replace_files(TableChange("compact", files, _write_files(table, kept, row_group)))
 
 
+def remove_all_files(home: Home) -> None:
+    """Remove all data files and write no others, as retention does with those of old days."""
+    with closing(LightLake(home)) as lake:
+        found = metadata.find_table(home, DATASET)
+        assert found is not None
+        files = tuple(metadata.iter_live_files(metadata.read_metadata(found.metadata)))
+        lake.table(MESSAGES).replace_files(TableChange("retain", files))
+
+
 def roll_back(home: Home, location: str) -> None:
     """Let the catalog name an earlier metadata file, as a restored backup does."""
     import sqlite3

@@ -34,6 +34,8 @@ from hypaware.state.home_opener import read_identity
 _BATCH_ROWS = 20_000
 _BATCH_BYTES = 24 << 20
 _CHUNK = 10_000
+# So many rows are removed in the time in which one is added.
+_REMOVALS_PER_ROW = 3
 # A segment that was committed while it was to be read: its rows are in the lake.
 _ATTEMPTS = 5
 # For an estimate of the rows in the spool.
@@ -69,6 +71,8 @@ class LakePlan:
     """Files to read, newest first."""
     removed: tuple[int, ...] = ()
     """Ids of files that are not part of the table any more."""
+    removed_rows: int = 0
+    """Rows of these files. The added files may have the same rows."""
     rows: int = 0
     """Rows of the table."""
     manifests: Mapping[str, tuple[DataFile, ...]] = field(default_factory=dict)
@@ -80,13 +84,18 @@ class LakePlan:
     def missing_rows(self) -> int:
         return sum(file.rows for file in self.added)
 
+    @property
+    def work_rows(self) -> int:
+        """How many rows could be added in the time that it takes to apply the plan."""
+        return self.missing_rows + max(0, self.removed_rows - self.missing_rows) // _REMOVALS_PER_ROW
+
 
 class DataFileVanished(Exception):
     """A data file does not exist any more: the table has to be read again."""
 
 
 class IndexBehind(Exception):
-    """Too many rows are missing in the index to add them now."""
+    """Too many rows are missing in the index, or are in it and not in the lake, to add or remove them now."""
 
 
 def refresh_index(
@@ -101,10 +110,10 @@ def refresh_index(
 ) -> RefreshReport:
     """Bring the index up to date, or at least `limit_rows` rows closer to it. Create it if necessary.
 
-    Raise IndexBehind and change nothing if more than `at_most_rows` rows are missing or, without `with_lake`, if rows
-    of the lake are missing at all: then no data file is read. Raise BlockingIOError if another process is writing the
-    index, and OSError or sqlite3.Error if it cannot be written. A process that runs for long sets `replace_newer` to
-    False: then an index of a newer version is left alone and Retryable is raised.
+    Raise IndexBehind and change nothing if it would take longer than to add `at_most_rows` rows or, without
+    `with_lake`, if rows of the lake are missing at all: then no data file is read. Raise BlockingIOError if another
+    process is writing the index, and OSError or sqlite3.Error if it cannot be written. A process that runs for long
+    sets `replace_newer` to False: then an index of a newer version is left alone and Retryable is raised.
     """
     # A moved home is relocated first: its tables would name files of another place. Nothing is created without a home.
     own_gateway = read_identity(home, make=False).gateway_id
@@ -167,17 +176,18 @@ def plan_lake(home: Home, connection: sqlite3.Connection) -> LakePlan | None:
     files = {relative_path(home, file.path): file for members in unread.values() for file in members}
     # Files of a manifest that the index knows are live and indexed. The others are what has to be compared.
     marks = ",".join("?" * len(gone))
-    query = f"SELECT path, id, row_groups FROM files WHERE manifest IS NULL OR manifest IN ({marks})"
-    compared = {path: (number, groups) for path, number, groups in connection.execute(query, gone)}
-    added = [file for path, file in files.items() if compared.get(path, (0, 0))[1] is not None]
+    query = f"SELECT path, id, row_groups, row_count FROM files WHERE manifest IS NULL OR manifest IN ({marks})"
+    compared = {path: (number, groups, rows) for path, number, groups, rows in connection.execute(query, gone)}
+    added = [file for path, file in files.items() if compared.get(path, (0, 0, 0))[1] is not None]
     added.sort(key=lambda file: (file.day or date.min, file.max_seq or 0), reverse=True)
-    removed = tuple(number for path, (number, _) in compared.items() if path not in files)
+    removed = {number: count for path, (number, _, count) in compared.items() if path not in files}
     query = f"SELECT ifnull(sum(row_count), 0) FROM files WHERE manifest IS NOT NULL AND manifest NOT IN ({marks})"
     ((rows,),) = connection.execute(query, gone)
     return LakePlan(
         location=location,
         added=tuple(added),
-        removed=removed,
+        removed=tuple(removed),
+        removed_rows=sum(removed.values()),
         rows=rows + sum(file.rows for file in files.values()),
         manifests=unread,
         gone_manifests=gone,
@@ -268,8 +278,8 @@ class _Refresh:
                 self._connection.execute("VACUUM")
 
     def _require_little(self, plan: LakePlan | None, spool: list[SpoolFile], at_most_rows: int) -> None:
-        missing = plan.missing_rows if plan else 0
-        if missing + spool_rows.count_unread_bytes(self._connection, spool) // _BYTES_PER_ROW <= at_most_rows:
+        missing, work = (plan.missing_rows, plan.work_rows) if plan else (0, 0)
+        if work + spool_rows.count_unread_bytes(self._connection, spool) // _BYTES_PER_ROW <= at_most_rows:
             return
         if plan is not None and database.read_meta(self._connection, "missing") != missing:
             # Readers see that the index is not complete.
@@ -277,7 +287,7 @@ class _Refresh:
             database.write_meta(self._connection, "missing", missing)
             database.write_meta(self._connection, "rows", plan.rows)
             self._writer.commit()
-        raise IndexBehind(f"{missing} rows are not indexed")
+        raise IndexBehind(f"{missing} rows are not indexed, and {plan.removed_rows if plan else 0} may be removed")
 
     def _apply_spool(self, spool: list[SpoolFile], *, lake_changed: bool) -> None:
         indexer = SpoolIndexer(self._home, self._writer, self._own_gateway)

@@ -15,13 +15,13 @@ import pytest
 
 from hypaware.errors import Retryable
 from hypaware.faults import list_crash_points
-from hypaware.home import Home
+from hypaware.home import Home, locks
 from hypaware.index import builder, database, store
-from hypaware.index.refresh import refresh_index
+from hypaware.index.refresh import IndexBehind, refresh_index
 from hypaware.index.store import drop_index, open_index
 from hypaware.state.home_opener import open_home
 from hypaware.testing.fault_injection import run_in_child
-from tests.support.edited_lake import add_file, stored_row
+from tests.support.edited_lake import add_file, remove_all_files, stored_row
 from tests.support.index_oracle import assert_index_agrees
 from tests.support.light_home import append
 from tests.support.rows import rows
@@ -202,6 +202,29 @@ class TestBackground:
         assert "the index is being built" in notes[0]
         assert builder.wait_for_builder(home, 60.0)
         assert_intact(home)
+
+    @pytest.mark.hazard(112)
+    def test_many_rows_that_the_lake_has_lost_are_not_removed_by_a_command(self, home: Home) -> None:
+        refresh_index(home)
+        remove_all_files(home)
+        with pytest.raises(IndexBehind):
+            refresh_index(home, at_most_rows=5)
+        assert refresh_index(home, at_most_rows=6).removed == 20
+        assert_intact(home)
+
+    def test_a_command_says_that_rows_are_being_removed(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+        refresh_index(home)
+        remove_all_files(home)
+        monkeypatch.setattr(store, "_BUILD_SECONDS", 0.0)
+        notes: list[str] = []
+        lock = locks.try_lock(builder.builder_lock_path(home))
+        assert lock is not None
+        with open_index(home, note=notes.append) as index:
+            assert index.connection.execute("SELECT count(*) FROM parts").fetchone()[0] == 23
+        locks.unlock(lock)
+        assert notes == [
+            "the index is being brought up to date; rows that the lake has lost may still be in this answer"
+        ]
 
 
 @pytest.mark.parametrize("indexed", [True, False])
