@@ -84,7 +84,9 @@ def purge(
     selector = _selector(sessions, sources, folders, before)
     home = Home.from_environment()
     if sessions:
-        selector = replace(selector, values=tuple(resolve_session(home, each, unknown) for each in sessions))
+        selector = replace(
+            selector, values=tuple(resolve_session(home, each, unknown, dry_run=dry_run) for each in sessions)
+        )
     if not dry_run:
         _confirm(home, selector, yes, allow_reimport)
     has_data = has_state(home) or home.lake.is_dir() or home.spool.is_dir()

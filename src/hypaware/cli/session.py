@@ -119,18 +119,19 @@ def status(session_id: str | None) -> None:
             output.note(f"and {len(gone) - _MAX_SHOWN_FOLDERS} older ones (use --json to see all)")
 
 
-def resolve_session(home: Home, given: str, unknown: bool) -> str:
+def resolve_session(home: Home, given: str, unknown: bool, *, dry_run: bool = False) -> str:
     """Return the id of the session that starts with `given`. With `unknown`, return `given` if there is none.
 
     A session is known if it is in the lake or in the spool, if a client has its transcript or reported it, or if it was
-    purged. Of purged sessions only a hash is kept, so they need the whole id.
+    purged. Of purged sessions only a hash is kept, so they need the whole id. The index finds it quickly, but is
+    brought up to date first; a dry run writes nothing and reads the lake instead.
     """
     from hypaware.index.sessions import name_nearest
     from hypaware.lake import tombstones
     from hypaware.privacy.ignored_sessions import check_session_id
 
     check_session_id(given)
-    indexed = _find_in_index(home, given)
+    indexed = None if dry_run else _find_in_index(home, given)
     if indexed and given in indexed.ids:
         return given
     known = _known_sessions(home, without_messages=indexed is not None)

@@ -62,6 +62,18 @@ def test_a_prefix_finds_sessions_of_the_lake_the_spool_and_the_transcripts(
     assert "Did you mean 11111111-in-the-lake?" in hyp("session", "ignore", "11111111-in-a-lake")[2]
 
 
+def test_a_dry_run_finds_a_session_that_the_index_does_not_have_and_writes_nothing(hyp: Hyp, home: Home) -> None:
+    append(home, rows(1, session_id="11111111-in-the-lake"))
+    flush(home)
+    assert hyp("sessions")[0] == 0
+    append(home, rows(1, 1, session_id="22222222-not-yet-indexed"))
+    flush(home)
+    before = home.index.read_bytes()
+    for given, found in (("111", "11111111-in-the-lake"), ("222", "22222222-not-yet-indexed")):
+        assert json.loads(hyp("purge", "--session", given, "--dry-run", "--json")[1])["selector"]["values"] == [found]
+    assert home.index.read_bytes() == before
+
+
 def test_with_an_index_a_prefix_finds_sessions_of_every_place_and_the_lake_is_not_read(
     hyp: Hyp, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
