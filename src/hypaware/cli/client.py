@@ -24,6 +24,7 @@ from hypaware.text import did_you_mean
 
 if TYPE_CHECKING:
     from hypaware.clients.attach import AttachResult, ClientSettings, Environment
+    from hypaware.gateway.attach_status import AttachStatus
 
     _Failed = tuple[str, HypError]
 
@@ -160,7 +161,8 @@ def status(name: str | None) -> None:
         if each.problem:
             output.warn(each.problem)
         if each.state == "passing":
-            output.note(f"{each.client}: the daemon is not running, so requests are not recorded (hyp daemon start)")
+            why, fix = _explain_passing(home, each)
+            output.note(f"{each.client}: {why}, so requests are not recorded ({fix})")
     if bad:
         raise output.PartialFailure(
             "; ".join(f"{each.client} is {each.state}" for each in bad),
@@ -169,6 +171,20 @@ def status(name: str | None) -> None:
             repair=list(dict.fromkeys(each.repair for each in bad if each.repair)),
         )
     output.emit_document(report)
+
+
+def _explain_passing(home: Home, status: AttachStatus) -> tuple[str, str]:
+    """Return why the fallback answers a client, and the command that changes it."""
+    from hypaware import config
+    from hypaware.home import daemon_process
+
+    with suppress(HypError):
+        listen = config.load(home).gateway.listen
+        if not status.calls(listen):
+            return f"gateway.listen is {listen}", f"hyp client attach {status.client}"
+    if daemon_process.running_daemon(home) is None:
+        return "the daemon is not running", "hyp daemon start"
+    return "the gateway is not listening", "hyp daemon restart"
 
 
 def _select(name: str | None, environment: Environment, include_absent: bool = False) -> list[ClientSettings]:

@@ -5,7 +5,7 @@
 | `detached` | it is not attached |
 | `recording` | the gateway answers, and has seen the client since it was attached |
 | `attached` | the gateway answers, but has not seen the client yet |
-| `passing` | the daemon is not running: requests reach the provider, but nothing is recorded |
+| `passing` | no daemon answers at its address: requests reach the provider, but nothing is recorded |
 | `broken` | nothing answers at the address that the client calls |
 | `changed` | the client was attached, and its settings have been changed since |
 
@@ -61,6 +61,10 @@ class AttachStatus:
     def repair(self) -> str | None:
         command = REPAIR.get(self.state)
         return command.format(client=self.client) if command else None
+
+    def calls(self, listen: str) -> bool:
+        """Return whether the client calls the port of `gateway.listen`, which may have changed since the attach."""
+        return urlsplit(self.base_url or "").port == int(listen.rpartition(":")[2])
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "path": str(self.path)}

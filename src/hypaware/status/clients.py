@@ -162,6 +162,9 @@ def client_diagnostics(inputs: StatusInput, client: ClientStatus) -> Iterator[Di
         message = f"{name} calls {attachment.base_url}, but this home's gateway is not reachable there"
         commands = ("hyp daemon start", f"hyp client detach {name}")
         yield error("client_unreachable", f"{message}: {name} may not work", *commands)
+    elif attachment and client.state == "passing" and not attachment.calls(listen := inputs.config.gateway.listen):
+        why = f"it calls {attachment.base_url}, but gateway.listen is {listen}"
+        yield warning("client_unrecorded", f"{name}: {why}; {_UNRECORDED}", attach)
     elif client.state == "passing":
         why = "the gateway is not listening" if inputs.is_daemon_running else "the daemon is not running"
         start = "hyp daemon restart" if inputs.is_daemon_running else "hyp daemon start"

@@ -91,6 +91,13 @@ def test_a_client_is_attached_reported_and_detached(
     assert "hyp daemon install" in err
     # Requests are not recorded, but the client works.
     assert state(hyp) == (0, "passing")
+    assert "the daemon is not running" in hyp("client", "status", "claude")[2]
+    assert hyp("config", "set", "gateway.listen", "127.0.0.1:9")[0] == 0
+    assert (
+        "gateway.listen is 127.0.0.1:9, so requests are not recorded (hyp client attach claude)"
+        in hyp("client", "status", "claude")[2]
+    )
+    assert hyp("config", "set", "gateway.listen", f"127.0.0.1:{port}")[0] == 0
     assert "is already attached" in hyp("client", "attach", "claude")[1]
     with handover.acquire_socket(home, f"127.0.0.1:{port}") as taken, gateway(home, taken.socket):
         assert state(hyp) == (0, "attached")

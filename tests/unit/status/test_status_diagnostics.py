@@ -142,8 +142,12 @@ def test_attached_client_served_by_the_fallback_is_reported(at: StatusHome) -> N
     at.made()
     with answering(handover.describe_health(at.home, "fallback")) as port:
         at.attached(port)
-        assert at.diagnostic("client_unrecorded").repair == ("hyp daemon start",)
+        at.write_config('[gateway]\nlisten = "127.0.0.1:9"\n')
+        moved = at.diagnostic("client_unrecorded")
+        assert moved.repair == ("hyp client attach claude",)
+        assert f"it calls http://127.0.0.1:{port}/claude, but gateway.listen is 127.0.0.1:9;" in moved.message
         at.write_config(f'[gateway]\nlisten = "127.0.0.1:{port}"\n')
+        assert at.diagnostic("client_unrecorded").repair == ("hyp daemon start",)
         assert at.snapshot().sources[0]["answered_by"] == "fallback"
 
 
