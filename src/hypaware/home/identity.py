@@ -177,12 +177,7 @@ def is_own_gateway(gateway_id: str | None, own: str) -> bool:
     """Return whether rows of a gateway belong to the home with the gateway id `own`, or to a member of its lake."""
     if gateway_id is None or not gateway_id.startswith(own):
         return False
-    return re.fullmatch(own_gateways_pattern(own), gateway_id) is not None
-
-
-def own_gateways_pattern(own: str) -> str:
-    """Return the regular expression of `is_own_gateway`."""
-    return f"^{re.escape(own)}({_MEMBER})?$"
+    return gateway_id == own or re.fullmatch(_MEMBER, gateway_id[len(own) :]) is not None
 
 
 def is_member_id(gateway_id: str) -> bool:

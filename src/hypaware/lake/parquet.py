@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hypaware.home.identity import own_gateways_pattern
+from hypaware.home.identity import is_own_gateway
 from hypaware.home.storage import arrow_source
 from hypaware.lake.build import FOOTER_KEY
 from hypaware.model import canonical, datasets
@@ -46,7 +46,8 @@ class RowGroup:
 
 def mask_own_rows(gateway: Any, own: str) -> Any:
     """Return `is_own_gateway` for a column of gateway ids."""
-    return pc.match_substring_regex(gateway, pattern=own_gateways_pattern(own))
+    found = [each for each in pc.unique(gateway).to_pylist() if is_own_gateway(each, own)]
+    return pc.is_in(gateway, pa.array(found, gateway.type))
 
 
 @lru_cache(maxsize=_MAX_CACHED_FOOTERS)
