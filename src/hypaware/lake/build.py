@@ -33,6 +33,7 @@ import pyarrow.parquet as pq
 from hypaware.errors import NotReady, Retryable
 from hypaware.home import durable_files
 from hypaware.home.storage import ObjectPath, put_file, spool_object
+from hypaware.lake.file_metrics import FileMetrics, describe_columns
 from hypaware.lake.row_keys import MatchKeys
 from hypaware.lake.schema import TIMESTAMP, file_schema
 from hypaware.lake.tombstones import NO_TOMBSTONES, Tombstones
@@ -252,6 +253,8 @@ class BuiltFile:
     rows: int
     bytes: int
     max_seq: int
+    metrics: FileMetrics | None = None
+    """If they are missing, the commit reads them from the file."""
 
 
 @dataclass(frozen=True)
@@ -372,7 +375,9 @@ class DataFileWriter:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600, exist_ok=False)
             self._sink = pa.OSFile(str(path), "wb")
-        self._writer = parquet_writer(self._sink, schema)
+        self._schema = schema
+        self._footer: list[pq.FileMetaData] = []
+        self._writer = parquet_writer(self._sink, schema, self._footer)
         self._group_bytes: list[int] = []
         self._rows = self._max_seq = 0
 
@@ -401,7 +406,9 @@ class DataFileWriter:
             self.path.chmod(0o600)
             durable_files.fsync_file(self.path)
             size = self.path.stat().st_size
-        return BuiltFile(self.path, source, day, self._rows, size, self._max_seq)
+        (footer,) = self._footer
+        metrics = describe_columns(footer, self._schema)
+        return BuiltFile(self.path, source, day, self._rows, size, self._max_seq, metrics)
 
     def discard(self) -> None:
         self._writer.close()
@@ -410,8 +417,12 @@ class DataFileWriter:
             self.path.unlink(missing_ok=True)
 
 
-def parquet_writer(path: Path | pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
-    return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, store_schema=False)
+def parquet_writer(
+    path: Path | pa.NativeFile, schema: pa.Schema, footer: list[pq.FileMetaData] | None = None
+) -> pq.ParquetWriter:
+    """Return a writer. When it is closed, it adds the footer to the list."""
+    options = {"compression": "zstd", "compression_level": 1, "store_schema": False}
+    return pq.ParquetWriter(path, schema, metadata_collector=footer, **options)
 
 
 def table_from_json_lines(schema: pa.Schema, lines: Sequence[bytes], internal: Mapping[str, pa.Array]) -> pa.Table:

@@ -17,6 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
@@ -30,7 +31,7 @@ from hypaware.home.machine_facts import Question
 from hypaware.home.storage import format_location, parse_location
 from hypaware.iceberg import commit_times, fsync, metadata
 from hypaware.iceberg.metadata import DataFile, TableField, TableMetadata
-from hypaware.lake import build, schema, snapshots, task_input
+from hypaware.lake import build, file_metrics, schema, snapshots, task_input
 from hypaware.lake.build import BuildFailure, BuildResult, BuildWatcher, BuiltFile, DriverTask, Task, WatchedTask
 from hypaware.lake.segment_build import ENGINE_DIED
 from hypaware.lake.table import NotCommitted, TableChange
@@ -307,13 +308,22 @@ class SparkTable:
         return [live(file) for file in files]
 
     def _data_files(self, files: Sequence[BuiltFile]) -> list[Any]:
-        """Return Iceberg data files to add. Iceberg reads each footer for statistics, the slowest part of a commit."""
+        """Return Iceberg data files to add.
+
+        Their tasks have computed the metrics. Iceberg reads those of other files from their footers, one by one, and
+        those of all files if the table has other settings.
+        """
         iceberg = self._jvm.org.apache.iceberg
         spec, io = self.iceberg.spec(), self.iceberg.io()
+        parse, mapper = iceberg.ContentFileParser.fromJson, iceberg.util.JsonUtil.mapper()
+        use_metrics = file_metrics.covers(self.metadata.properties)
         builders, parquet = iceberg.DataFiles, iceberg.parquet.ParquetUtil
         partition_type, metrics_config = spec.partitionType(), iceberg.MetricsConfig.forTable(self.iceberg)
+        spec_id = spec.specId()
 
         def data_file(file: BuiltFile) -> Any:
+            if use_metrics and file.metrics is not None:
+                return parse(mapper.readTree(_describe_file(file, spec_id)), spec)
             opened = io.newInputFile(str(file.path))
             partition = iceberg.PartitionData(partition_type)
             partition.set(0, file.source)
@@ -325,6 +335,22 @@ class SparkTable:
             return [data_file(file) for file in files]
         with ThreadPoolExecutor(_THREADS) as threads:
             return list(threads.map(data_file, files))
+
+
+def _describe_file(file: BuiltFile, spec_id: int) -> str:
+    """Return a data file in Iceberg's JSON."""
+    described = {
+        "spec-id": spec_id,
+        "content": "data",
+        "file-path": format_location(file.path),
+        "file-format": "parquet",
+        "partition": [file.source, file.day],
+        "record-count": file.rows,
+        "file-size-in-bytes": file.bytes,
+        "sort-order-id": 0,
+        **(file.metrics or {}),
+    }
+    return orjson.dumps(described).decode()
 
 
 def create_table(
