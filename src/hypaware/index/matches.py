@@ -44,7 +44,8 @@ _LEAST_WEIGHT = 1e-6
 _IN_ANY_ORDER = "SELECT rowid FROM {month} WHERE {month} MATCH :words"
 """SQLite reads a list of rows forwards in half of the time that it takes to read it backwards."""
 MATCHES = f"{_IN_ANY_ORDER} ORDER BY rowid DESC"
-JOINED_PARTS = "JOIN parts p ON p.seq = t.rowid"
+# A cross join keeps its order. SQLite would begin with the rows of a session and look each of them up in the full text.
+JOINED_PARTS = "CROSS JOIN parts p ON p.seq = t.rowid"
 _SESSIONS = "JOIN sessions s ON s.id = p.session"
 
 
@@ -286,7 +287,7 @@ class MatchFinder:
         best: list[int] = []
         for month in self._months:
             statement = (
-                f"SELECT p.at, p.seq FROM ({MATCHES.format(month=month)}) t CROSS {JOINED_PARTS} {self._sessions} "
+                f"SELECT p.at, p.seq FROM ({MATCHES.format(month=month)}) t {JOINED_PARTS} {self._sessions} "
                 f"WHERE {self._condition.sql}"
             )
             rows = self._time_limit.read(statement, {**self._condition.values, "words": self._words_of_kind})

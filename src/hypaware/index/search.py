@@ -132,7 +132,7 @@ def find_sessions_within(
     found: set[int] = set()
     with TimeLimit(index.connection, seconds, _PATIENCE, clock) as time_left:
         for month in index.text_tables():
-            matches = f"SELECT DISTINCT p.session FROM ({MATCHES.format(month=month)}) t CROSS {JOINED_PARTS}"
+            matches = f"SELECT DISTINCT p.session FROM ({MATCHES.format(month=month)}) t {JOINED_PARTS}"
             for (session,) in time_left.read(matches, {"words": parsed.all_of}):
                 found.add(session)
                 time_left.note_result()

@@ -30,6 +30,7 @@ LIMITS = [
     {"_FEW": 0, "_MAX_TOTAL": 0, "_MAX_PAGE": 5},
 ]
 """Few parts, and each way to search many."""
+FILTERS: list[dict[str, Any]] = [{"project": "shop"}, {"client": "claude"}]
 NOW = (START + 120 * DAY) / 1e6
 WORDS = st.sampled_from(["fox", "Fox", "foxes", "dog", "do", "the", "the-fox", "dog_2", "x"])
 TERMS = st.one_of(
@@ -143,6 +144,35 @@ def test_the_hits_are_those_of_a_scan(
         assert set(hits) == expected
         if found["order"] == "newest":
             assert hits == sorted(hits, key=lambda seq: (index.parts[seq].at, seq), reverse=True)
+
+
+@pytest.mark.parametrize("patched", LIMITS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"role": "user"},
+        {"errors": True},
+        {"filters": Filters(project="shop")},
+        {"filters": Filters(client="claude")},
+    ],
+)
+def test_no_statement_looks_up_each_row_in_the_full_text(patched: dict[str, int], options: dict[str, Any]) -> None:
+    parts = [SamplePart("fox", session=f"s{n % 3}", at=START + n * DAY, role="user") for n in range(40)]
+    with opened(parts) as index, limits(**patched):
+        statements: list[str] = []
+        index.connection.set_trace_callback(statements.append)
+        run(index, "fox", **options)
+        find_sessions(index, "fox")  # type: ignore[arg-type]
+        index.connection.set_trace_callback(None)
+        joins = [each for each in statements if " MATCH " in each and "parts p" in each]
+        plans = [[row["detail"] for row in index.connection.execute(f"EXPLAIN QUERY PLAN {each}")] for each in joins]
+
+    assert joins
+    for plan in plans:
+        assert next(at for at, step in enumerate(plan) if "VIRTUAL TABLE" in step) < next(
+            at for at, step in enumerate(plan) if step.startswith(("SEARCH p ", "SCAN p"))
+        )
 
 
 @given(st.lists(PARTS, max_size=25), st.integers(1, 4), st.integers(0, 5), st.sampled_from(LIMITS[1:]))
