@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hypaware.home import Home
-from hypaware.home.identity import member_key
 
 if TYPE_CHECKING:
     from hypaware.state.store import StateStore
@@ -26,6 +25,7 @@ def has_state(home: Home) -> bool:
 def find_machine(home: Home) -> str:
     """Return the key of this home among those that share its lake; empty if the lake is its own."""
     from hypaware.config.shared_lake import find_shared_lake
+    from hypaware.home.identity import member_key
 
     return "" if find_shared_lake(home) is None else member_key(home.root)
 

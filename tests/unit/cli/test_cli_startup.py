@@ -15,6 +15,8 @@ import pytest
 
 from hypaware.cli.command import Group
 from hypaware.cli.main import TABLE, hyp
+from hypaware.index.refresh import refresh_index
+from tests.support.index_home import make_home, prompt
 
 HEAVY = (
     "duckdb fastavro importlib.metadata opentelemetry orjson pyarrow pyiceberg py4j pyspark rich sqlalchemy"
@@ -22,17 +24,34 @@ HEAVY = (
 )
 
 
-def modules_after(*args: str) -> set[str]:
-    """Return the heavy modules that a command has imported."""
+# What only writers need. Importing them takes longer than many an answer.
+OF_WRITERS = "dataclasses inspect socket subprocess uuid hypaware.home.identity"
+
+
+def modules_after(*args: str, of: str = HEAVY) -> set[str]:
+    """Return which of these modules a command has imported."""
     script = (
         "import sys\nfrom hypaware.cli import entry\n"
-        "code = entry.run(sys.argv[1:])\n"
-        f"sys.stderr.write(' '.join(name for name in {HEAVY.split()!r} if name in sys.modules))\n"
+        "code = entry.run()\n"
+        f"sys.stderr.write(' '.join(name for name in {of.split()!r} if name in sys.modules))\n"
         "sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return set(done.stderr.split())
+    return set(done.stderr.split()) & set(of.split())
+
+
+@pytest.mark.parametrize("command", ["sessions", "usage"])
+def test_a_list_imports_nothing_that_only_writers_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    home = make_home(tmp_path / "home", prompt(1, "Hello", at="2026-11-14T08:00:00Z"))
+    for path in home.root.rglob("*"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    refresh_index(home)
+    monkeypatch.setenv("HYP_HOME", str(home.root))
+
+    assert modules_after(command, of=OF_WRITERS) == set()
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
