@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypaware import config
 from hypaware.engine import client
-from hypaware.errors import UsageError
+from hypaware.errors import Cancelled, UsageError
 from hypaware.home import Home
 from hypaware.model import datasets
 from hypaware.state.home_opener import read_identity
@@ -149,15 +149,27 @@ class Lake:
     def _pages(
         self, dataset: str, source: str | None, since: int, until: int | None, include_legacy: bool
     ) -> Iterator[tuple[dict[str, Any], int | None]]:
+        from concurrent.futures import ThreadPoolExecutor
+
         from hypaware.lake.read import decode_page
 
         datasets.get(dataset)
-        after: int | None = since
-        while after is not None:
+
+        def read(after: int, include_legacy: bool = False) -> tuple[dict[str, Any], bytes]:
             request = {"dataset": dataset, "source": source, "since": after, "until": until}
-            result, body = self._run("read", {**request, "include_legacy": include_legacy})
-            yield from decode_page(body)
-            after, include_legacy = result["next"], False
+            return self._run("read", {**request, "include_legacy": include_legacy})
+
+        result, body = read(since, include_legacy)
+        # The engine reads the next page while this one is decoded.
+        with ThreadPoolExecutor(1, "hyp-read-ahead") as ahead:
+            while (after := result["next"]) is not None:
+                following = ahead.submit(read, after)
+                yield from decode_page(body)
+                try:
+                    result, body = following.result()
+                except KeyboardInterrupt:
+                    raise Cancelled("read was cancelled") from None
+        yield from decode_page(body)
 
     def _run(self, job: str, args: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         chunks: list[bytes] = []

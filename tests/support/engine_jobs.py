@@ -7,8 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from hypaware import errors, faults, telemetry
 from hypaware.engine.jobs import Job, JobContext
+from hypaware.model.datasets import SEQ
 
 reach_the_point = faults.crash_point("engine_jobs.step.before-nothing", "a place for tests to die at")
 
@@ -93,6 +96,20 @@ def pour(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         raise
 
 
+def read(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    """Emit pages of ten rows, up to sequence 30, and leave a file for each. The page after `until` fails."""
+    since = args["since"]
+    (context.home.root / f"read-{since}").touch()
+    if since > (args["until"] or since):
+        raise errors.LakeError("a data file is missing", kind="lake_damaged")
+    page = pa.table({SEQ: range(since + 1, since + 11), "session_id": [str(since)] * 10})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, page.schema) as writer:
+        writer.write_table(page)
+    context.emit(sink.getvalue().to_pybytes())
+    return {"rows": 10, "next": since + 10 if since < 20 else None}
+
+
 def surroundings(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     return {
         "cwd": str(Path.cwd()),
@@ -116,6 +133,6 @@ JOBS: dict[str, Job] = {
     for job in (
         *(echo, talk, surroundings, reach),
         *(fail, fail_in_detail, blow_up, say_what_json_cannot, leave),
-        *(wait, persist, pour),
+        *(wait, persist, pour, read),
     )
 }
