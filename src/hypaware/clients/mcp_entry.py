@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,13 @@ Entry = dict[str, Any]
 def mcp_settings(*, include_local_only: bool = False) -> Mapping[str, ClientSettings]:
     """Return the settings of each client that can be registered, by its name."""
     args = ["mcp", *(["--include-local-only"] if include_local_only else [])]
-    known = plugins.load_declarations(plugins.CLIENTS, Client)
-    return {client.name: client.mcp(args) for client in known if client.mcp is not None}
+    found = {}
+    for client in plugins.load_declarations(plugins.CLIENTS, Client):
+        # A broken part (`hyp plugin list` shows it) must not keep other clients from being registered.
+        with suppress(Exception):
+            if client.mcp is not None:
+                found[client.name] = client.mcp(args)
+    return found
 
 
 def make_entry(args: Sequence[str], environment: Environment) -> Entry:

@@ -10,8 +10,8 @@ Ids derive from the content of an exchange, so the flush drops rows that arrive 
 when rows are lost, so that the next request of each conversation produces them again.
 
 A message that does not fit its table goes to the spool unchanged: the flush rejects it and stores it with the reason.
-If it cannot even be serialized, the raw exchange still holds it. An exchange in an unknown dialect is stored raw and
-counted by its path. An exchange whose privacy class is `ignore` leaves nothing but a count.
+If it cannot even be serialized, the raw exchange still holds it. An exchange in an unknown dialect, or one that cannot
+be read, is stored raw and counted by its path. An exchange whose privacy class is `ignore` leaves nothing but a count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hypaware.errors import Retryable
 from hypaware.gateway.decode import decode_exchange, redact_exchange
 from hypaware.gateway.exchange import DecodedExchange, RecordedExchange
 from hypaware.gateway.projection.conversation import ConversationCache
-from hypaware.gateway.projection.projector import Projection, SessionFacts, project_exchange
+from hypaware.gateway.projection.projector import Projection, SessionFacts, project_exchange, skip_exchange
 from hypaware.gateway.raw_exchanges import StoredParts, build_raw_row
 from hypaware.gateway.senders import list_session_headers
 from hypaware.model.datasets import Row, RowRejected, coerce_row
@@ -135,7 +135,16 @@ class ExchangeWriter:
             redactions: Counter[str] = Counter()
             if self._redaction is not None:
                 decoded, redactions = redact_exchange(decoded, self._redaction)
-            projection = project_exchange(decoded, self._conversations, facts=self._facts)
+            try:
+                projection = project_exchange(decoded, self._conversations, facts=self._facts)
+            except Retryable:
+                raise
+            except Exception as error:
+                # A defect, in the code of a client for example: the exchange is stored raw and counted. The error's
+                # text may quote it, so only its type is logged. The cache may have parts that no row has.
+                log.error("could not read the conversation of an exchange: %s", type(error).__name__)
+                self._conversations.clear()
+                projection = skip_exchange(decoded, "unreadable_request")
             try:
                 if client := projection.client_name or decoded.client_name:
                     self._on_client_seen(client, decoded.ended_at)

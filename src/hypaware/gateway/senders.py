@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeGuard
 
 from hypaware import plugins
 from hypaware.clients.client import Client
-from hypaware.clients.client_requests import ClientRequest, ClientTraffic, RequestFacts, RequestReader, SessionIds
+from hypaware.clients.client_requests import (
+    ClientRequest,
+    ClientTraffic,
+    ClientUpstream,
+    RequestFacts,
+    RequestReader,
+    SessionIds,
+)
 from hypaware.gateway.exchange import DecodedExchange
 from hypaware.model.json_values import as_mapping
 
@@ -33,7 +42,16 @@ class Sender:
 @cache
 def list_traffic() -> Mapping[str, ClientTraffic]:
     """Return what the gateway knows of each client that can be attached, by its name."""
-    return {client.name: client.traffic for client in _clients().values() if client.traffic is not None}
+    return {name: client.traffic for name, client in _clients().items() if _is_well_formed(client.traffic)}
+
+
+def _is_well_formed(traffic: object) -> TypeGuard[ClientTraffic]:
+    """Return whether a declaration is one. That of another package must not take the routes from all clients."""
+    return (
+        isinstance(traffic, ClientTraffic)
+        and isinstance(traffic.upstreams, tuple)
+        and all(isinstance(each, ClientUpstream) for each in traffic.upstreams)
+    )
 
 
 @cache
@@ -69,9 +87,12 @@ def identify_sender(decoded: DecodedExchange, dialect: str, identify_opening: Ca
     )
     readers = _list_readers(dialect)
     own = readers.get(client or "")
-    others = (reader for each, reader in readers.items() if each != client)
-    named = (each.find_session(request) for each in (*((own,) if own else ()), *others))
-    ids = next((each for each in named if each != SessionIds()), None) or SessionIds(identify_opening())
+    ids = own.find_session(request) if own else SessionIds()
+    if ids == SessionIds():
+        others = (reader for each, reader in readers.items() if each != client)
+        ids = next(filter(None, (_find_foreign_session(each, request) for each in others)), None) or SessionIds(
+            identify_opening()
+        )
     return Sender(
         client=client,
         # The version is that of the sending program; it does not apply to a client that only uses that program.
@@ -81,6 +102,14 @@ def identify_sender(decoded: DecodedExchange, dialect: str, identify_opening: Ca
     )
 
 
+def _find_foreign_session(reader: RequestReader, request: ClientRequest) -> SessionIds | None:
+    """Return what a client reads as the session of another sender's request. Its failure is not that of the request."""
+    with suppress(Exception):
+        ids = reader.find_session(request)
+        return None if ids == SessionIds() else ids
+    return None
+
+
 @cache
 def _clients() -> Mapping[str, Client]:
     return {client.name: client for client in plugins.load_declarations(plugins.CLIENTS, Client)}
@@ -88,8 +117,13 @@ def _clients() -> Mapping[str, Client]:
 
 @cache
 def _list_readers(dialect: str) -> Mapping[str, RequestReader]:
-    found = {name: client.requests for name, client in _clients().items() if client.requests is not None}
-    return {name: reader for name, reader in found.items() if dialect in reader.dialects}
+    readers = {}
+    for name, client in _clients().items():
+        # A broken part (`hyp plugin list` shows it) must not keep the requests of other clients from being recorded.
+        with suppress(Exception):
+            if (reader := client.requests) is not None and dialect in reader.dialects:
+                readers[name] = reader
+    return readers
 
 
 def _find_client(product: str) -> str | None:

@@ -11,6 +11,7 @@ import pytest
 from hypaware import plugins
 from hypaware.clients.attach import attach_client, detach_client
 from hypaware.clients.client import Client
+from hypaware.clients.mcp_entry import mcp_settings
 from hypaware.gateway import routes, senders
 from hypaware.gateway.projection.conversation import ConversationCache
 from hypaware.gateway.projection.projector import project_exchange
@@ -28,6 +29,22 @@ ANSWER = {
     "model": "m",
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "noted"}, "finish_reason": "stop"}],
 }
+
+
+BROKEN = """
+from hypaware.clients.client import Client
+
+class Requests:
+    dialects = ("anthropic_messages",)
+
+    def find_session(self, request):
+        raise RuntimeError("broken")
+
+requests = Requests()
+absent = Client("absent", "A part cannot be imported.", requests="no_such_module:X", mcp="no_such_module:X")
+raising = Client("raising", "A part fails.", requests="broken_clients:requests")
+untyped = Client("untyped", "A value has another type.", traffic={"upstreams": ("https://x.example",)})
+"""
 
 
 def forget_clients() -> None:
@@ -116,3 +133,24 @@ def test_its_session_and_purpose_are_read_from_its_own_headers(client: Client, p
     assert (found.session_id, found.client_name, found.kind) == ("groceries-and-other-things", "scratchpad", purpose)
     assert [row["content_text"] for row in found.rows] == (["buy milk", "noted"] if purpose == "turn" else [])
     assert {(row["client_name"], row["client_version"]) for row in found.rows} <= {("scratchpad", "1.2")}
+
+
+@pytest.mark.parametrize("name", ["absent", "raising", "untyped"])
+def test_one_that_is_broken_neither_stops_nor_hides_the_requests_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    install(tmp_path, "hyp-broken", f"[hypaware.clients]\n{name} = broken_clients:{name}\n", "broken_clients", BROKEN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    forget_clients()
+    try:
+        assert name in {each.name for each in plugins.load_declarations(plugins.CLIENTS, Client)}
+        found = Routes([]).find("/claude/v1/messages")
+        assert found is not None
+        assert found.url == "https://api.anthropic.com/v1/messages"
+        asked = {"model": "m", "messages": [{"role": "user", "content": "who am I?"}]}
+        exchange = exchange_samples.build_exchange("/v1/messages", asked, {"role": "assistant", "content": []})
+        rows = project_exchange(exchange, ConversationCache()).rows
+        assert [row["content_text"] for row in rows] == ["who am I?"]
+        assert mcp_settings().keys() == {"claude", "codex"}
+    finally:
+        forget_clients()

@@ -261,6 +261,27 @@ def test_an_exchange_in_an_unknown_dialect_is_stored_raw_and_counted_by_its_path
 
 
 @pytest.mark.hazard(55)
+@pytest.mark.hazard(55)
+def test_an_exchange_whose_conversation_cannot_be_read_is_stored_raw_and_the_next_request_has_its_parts(
+    home: Home,
+) -> None:
+    failures = [ValueError("a defect in the code of a client")]
+
+    def facts(_session: str) -> dict[str, Any]:
+        if failures:
+            raise failures.pop()
+        return {}
+
+    with open_writer(home, facts=facts) as writer:
+        writer.write(question("Is it stored?", exchange_id="first"))
+        writer.store()
+        assert ([row["exchange_id"] for row in read_raw_rows(home)], read_messages(home)) == (["first"], [])
+        assert (writer.counts.recorded, writer.counts.unknown) == (1, {"/v1/messages": 1})
+        writer.write(question("Is it stored?", exchange_id="second"))
+    assert [row["content_text"] for row in read_messages(home) if row["role"] == "user"] == ["Is it stored?"]
+    assert len(read_raw_rows(home)) == 2
+
+
 def test_items_without_a_row_are_counted_by_kind(home: Home) -> None:
     def request_with(kind: str, number: int) -> RecordedExchange:
         given = [{"type": "message", "role": "user", "content": f"Look {number}."}]

@@ -87,7 +87,7 @@ def project_exchange(
     readers = (reader for ends, reader in _READERS if decoded.method == "POST" and ends.search(decoded.path))
     reader = next(readers, None)
     if reader is None or not isinstance(decoded.request, dict):
-        return _skip_exchange(decoded, "no_dialect" if reader is None else "unreadable_request")
+        return skip_exchange(decoded, "no_dialect" if reader is None else "unreadable_request")
     turn = reader(decoded)
     scope = fallback_scope(turn.session_id, turn.conversation_id, turn.agent_id)
     requested_at = format_timestamp(decoded.started_at)
@@ -124,7 +124,7 @@ def project_exchange(
     return Projection(turn.kind, turn.dialect, turn.session_id, turn.client_name, rows, skipped, changes)
 
 
-def _skip_exchange(decoded: DecodedExchange, reason: str) -> Projection:
+def skip_exchange(decoded: DecodedExchange, reason: str) -> Projection:
     """Return the projection of an exchange in which no conversation can be read."""
     if decoded.error == "upstream_down":
         # The request was not read to its end.
