@@ -23,6 +23,7 @@ from tests.support.claude_files import grow, turns, write
 from tests.support.claude_oracle import claude_totals
 from tests.support.command import Hyp
 from tests.support.light_lake import read_lake
+from tests.support.processes import PATIENCE
 from tests.support.rows import row
 
 DATASET = "ai_gateway_messages"
@@ -175,7 +176,7 @@ def test_two_concurrent_imports_store_every_part_once(hyp: Hyp, projects: Path) 
     narrow = hyp.start("backfill", "claude", "--since", "2026-10-01T09:00:00Z", "--json")
     wide = hyp.start("backfill", "claude", "--json")
     for process in (narrow, wide):
-        _, err = process.communicate(timeout=300)
+        _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, err
     rows = lake_of(hyp)
     assert len({row["part_id"] for row in rows}) == len(rows) == 12 * 400

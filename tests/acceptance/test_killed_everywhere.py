@@ -20,6 +20,7 @@ from hypaware.home import Home
 from hypaware.model.datasets import SEQ
 from tests.support.command import Hyp, ndjson
 from tests.support.light_lake import read_lake
+from tests.support.processes import PATIENCE
 from tests.support.rows import rows
 
 DATASET = "ai_gateway_messages"
@@ -95,11 +96,11 @@ def test_two_producers_and_two_flushers_killed_at_random_lose_and_double_nothing
         if round_ % 2:
             producers[0].kill()
         for producer, batch in zip(producers, batches, strict=True):
-            out, _ = producer.communicate(timeout=300)
+            out, _ = producer.communicate(timeout=PATIENCE)
             if producer.returncode == 0 and json.loads(out)["accepted"] == len(batch):
                 acknowledged |= parts_of(batch)
         for flusher in flushers:
-            flusher.communicate(timeout=300)
+            flusher.communicate(timeout=PATIENCE)
             assert flusher.returncode in (0, -signal.SIGKILL)
     inline.ok("flush")
     check_exactly_once(inline, acknowledged, attempted)
@@ -119,7 +120,7 @@ def test_a_flush_waits_until_the_jvm_of_a_killed_one_is_gone(inline: Hyp) -> Non
         second.wait(timeout=15)
     assert jvm.status() == psutil.STATUS_STOPPED
     jvm.resume()
-    _, err = second.communicate(timeout=300)
+    _, err = second.communicate(timeout=PATIENCE)
     assert second.returncode == 0, err
     check_exactly_once(inline, parts_of(rows(10)), parts_of(rows(10)))
 

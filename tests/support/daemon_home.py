@@ -16,7 +16,7 @@ from hypaware.daemon import lifecycle
 from hypaware.home import Home, daemon_process
 from tests.support import processes
 from tests.support.delivery_home import DeliveryHome
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 
 # Without a client the gateway does not listen.
 NO_CLIENTS = "version = 1\n[clients.claude]\nenabled = false\n[clients.codex]\nenabled = false\n"
@@ -68,7 +68,7 @@ class RunningDaemon:
     def stop(self) -> str:
         """Ask the daemon to end, require a clean exit, and return its output."""
         self.process.send_signal(signal.SIGTERM)
-        out, _ = self.process.communicate(timeout=60)
+        out, _ = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == 0
         return out
 

@@ -21,6 +21,7 @@ from hypaware.server.limits import ServerLimits
 from hypaware.server.run import ServerOptions, open_server, serve
 from hypaware.spool import segments
 from tests.support.command import Hyp
+from tests.support.processes import PATIENCE
 from tests.support.rows import DATASET, MESSAGES, rows
 
 # A nearly full disk must not fail the tests; tests of full disks set their own limit.
@@ -53,7 +54,7 @@ class Client:
     def ask(self, method: str, path: str, body: bytes | None = None, /, **headers: str) -> Reply:
         """Send one request on a new connection; `X_Hyp_Source="a"` sets the header X-Hyp-Source."""
         place = urlsplit(self.url)
-        connection = http.client.HTTPConnection(place.hostname or "", place.port or 0, timeout=60)
+        connection = http.client.HTTPConnection(place.hostname or "", place.port or 0, timeout=PATIENCE)
         try:
             sent = {name.replace("_", "-"): value for name, value in headers.items()}
             if self.jwt and "Authorization" not in sent:
@@ -157,7 +158,7 @@ def served(home: Home, limits: ServerLimits = LIMITS, **options: Any) -> Iterato
             yield Server(home, address.result(60), parts, token)
         finally:
             loop.call_soon_threadsafe(stop.set)
-            thread.join(60)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
 
 
@@ -174,7 +175,7 @@ def running(home: Home, crash_at: str | None = None) -> Iterator[tuple[str | Non
         yield line.removeprefix("listening on ").strip() or None, process
     finally:
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
 
 
 def enrol(url: str, token: str, name: str) -> Gateway:

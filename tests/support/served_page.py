@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from tests.support.processes import PATIENCE
+
 
 @dataclass
 class PageAnswer:
@@ -40,7 +42,7 @@ class ServedPage:
         sent = {"Host": f"127.0.0.1:{self.port}", **(headers or {})}
         if self.cookies and "Cookie" not in sent:
             sent["Cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
             for name, value in sent.items():
@@ -79,7 +81,7 @@ def serve_app(make: Callable[[], web.Application], port: int = 0) -> Iterator[Se
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="page server")
     thread.start()
     try:
-        assert started.wait(30)
+        assert started.wait(PATIENCE)
         yield ServedPage(found[0])
     finally:
         loop.call_soon_threadsafe(stop.set)

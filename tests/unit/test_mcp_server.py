@@ -168,7 +168,7 @@ def test_stdout_carries_only_the_protocol(home: Home) -> None:
         assert process.stdout is not None
         process.stdin.close()
         assert process.stdout.read() == b""
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
 
     for number in (2, 3):
         assert answers[number]["result"]["isError"] is False
@@ -186,7 +186,7 @@ def test_a_client_that_is_gone_ends_the_server_quietly(home: Home) -> None:
         assert process.stderr is not None
         process.stdout.close()
         send(process, ask_call(2, "search", words="fox"))
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
         assert b"Traceback" not in process.stderr.read()
 
 
@@ -198,7 +198,7 @@ def test_a_signal_ends_the_server_at_once(home: Home, number: signal.Signals) ->
         send(process, HELLO)
         receive(process)
         process.send_signal(number)
-        assert process.wait(60) == -number
+        assert process.wait(PATIENCE) == -number
         assert process.stderr is not None
         assert process.stderr.read() == b""
 

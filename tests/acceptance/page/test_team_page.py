@@ -8,6 +8,7 @@ from hypaware.home import Home
 from hypaware.server import auth
 from tests.support.browser import ServedPage, Visit
 from tests.support.command import Hyp
+from tests.support.processes import PATIENCE
 from tests.support.team_page import ALICE, PRIVATE, SEEN, make_team_home
 
 SIGN_IN_ERRORS = ("401 (Unauthorized)", "403 (Forbidden)")
@@ -46,4 +47,4 @@ def test_a_person_signs_in_looks_at_another_and_signs_out(home: Home, visit: Vis
         page.close()
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)

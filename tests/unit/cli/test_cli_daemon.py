@@ -15,7 +15,7 @@ from hypaware.cli import daemon as cli_daemon
 from hypaware.home import Home, daemon_process
 from hypaware.spool.writer import Spool
 from tests.support.command import HYP
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 from tests.support.rows import DATASET, rows
 
 Hyp = Callable[..., tuple[int, str, str]]
@@ -61,7 +61,7 @@ def test_a_running_daemon_is_reported_and_stopped(hyp: Hyp, home: Home) -> None:
         assert f"{process.pid}" in hyp("daemon", "status")[1]
         result = {"stopped": True, "spool": {"rows": 0, "segments": 0}}
         assert json.loads(hyp("daemon", "stop", "--json")[1]) == result
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out) == (0, "")
         assert f"the daemon of {home.root} is running as process {process.pid}" in err
         assert "the daemon is stopping" in err
@@ -88,7 +88,7 @@ def test_a_killed_daemon_is_reported_as_not_running(hyp: Hyp, home: Home) -> Non
     with daemon(home) as process:
         eventually(lambda: daemon_process.read_daemon_status(home))
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
     assert daemon_process.read_daemon_status(home)["pid"] == process.pid
     code, _, err = hyp("daemon", "status")
     assert code == 3
@@ -130,7 +130,7 @@ def test_a_second_daemon_exits_3_and_names_the_first(home: Home) -> None:
             env={**os.environ, "HYP_HOME": str(home.root)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=False,
         )
         assert second.returncode == 3
@@ -143,7 +143,7 @@ def test_the_daemon_stops_cleanly_on_a_signal(home: Home, number: signal.Signals
     with daemon(home) as process:
         eventually(lambda: daemon_process.read_daemon_status(home))
         process.send_signal(number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
     assert daemon_process.running_daemon(home) is None
 
@@ -152,6 +152,6 @@ def test_a_daemon_does_not_start_with_an_invalid_config(home: Home) -> None:
     home.root.mkdir()
     home.config.write_text("version = 1\n[sinks.team]\nkind = 'forwrd'\n")
     with daemon(home) as process:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "Did you mean forward?" in err

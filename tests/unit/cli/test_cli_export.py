@@ -34,6 +34,7 @@ from tests.support.command import HYP
 from tests.support.delivery_home import DeliveryHome, key
 from tests.support.delivery_jobs import rounds_of
 from tests.support.foreign_rows import add_foreign_rows
+from tests.support.processes import PATIENCE
 from tests.support.rows import rows
 
 Ran = tuple[int, str, str]
@@ -500,7 +501,7 @@ def test_on_a_terminal_destructive_commands_ask_for_confirmation(
     )
     os.close(theirs)
     os.write(ours, answer)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     os.close(ours)
     assert process.returncode == code
     assert b"will never be delivered to archive" in err

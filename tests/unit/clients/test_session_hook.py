@@ -23,6 +23,7 @@ from hypaware.model.privacy_class import PrivacyClass
 from hypaware.privacy import folder_memory
 from hypaware.privacy.policy import PrivacyPolicy
 from tests.support import processes
+from tests.support.processes import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +151,7 @@ def test_concurrent_hooks_write_whole_lines_within_the_size_limit(home: Home, mo
         for turn in range(60):
             if turn == 55:
                 # A writer that finishes long before the others would lose its lines to theirs.
-                near_the_end.wait(120)
+                near_the_end.wait(PATIENCE)
             session_hook.record_context(
                 home, "claude", {"session_id": f"{seed}-{turn % 50}", "cwd": f"/nonexistent/{turn}"}
             )

@@ -19,7 +19,7 @@ from hypaware.errors import ConfigError, NotReady, Retryable
 from hypaware.home import Home, daemon_process, locks
 from tests.support import processes
 from tests.support.daemon_home import NO_CLIENTS
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 
 # A process that holds the daemon's lock and ignores SIGTERM.
 _STUBBORN = """
@@ -127,7 +127,7 @@ def test_daemon_that_does_not_end_is_killed_only_with_force(home: Home) -> None:
         assert process.stdout.readline() == "asked\n"
         assert process.poll() is None
         assert lifecycle.stop_daemon(home, wait=0.0, force=True, notify=notices.append)
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(PATIENCE) == -signal.SIGKILL
     assert notices == [f"killing the daemon (process {process.pid})"]
 
 
@@ -140,7 +140,7 @@ def test_reused_pid_is_not_signalled(home: Home) -> None:
             lifecycle.stop_daemon(home, wait=0.0)
         assert failed.value.kind == "daemon_elsewhere"
         assert (daemon.poll(), other.poll()) == (None, None)
-        other.communicate(b"\n", timeout=60)
+        other.communicate(b"\n", timeout=PATIENCE)
         assert other.returncode == 0
         processes.kill(daemon)
 
@@ -151,7 +151,7 @@ def test_daemon_without_a_written_pid_is_found_by_its_lock(home: Home) -> None:
         daemon_process.daemon_lock_path(home).write_text("")
         assert daemon_process.running_daemon(home) == daemon.pid
         assert lifecycle.stop_daemon(home, wait=0.0, force=True)
-        assert daemon.wait(60) == -signal.SIGKILL
+        assert daemon.wait(PATIENCE) == -signal.SIGKILL
     assert daemon_process.running_daemon(home) is None
 
 
@@ -165,7 +165,9 @@ def test_signal_to_a_daemon_that_has_just_ended_is_no_error(home: Home) -> None:
 def test_background_command_does_not_depend_on_the_callers_folder_or_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     monkeypatch.setenv("PATH", "")
-    version = subprocess.run([*supervisor.hyp_command("version", "--json")], capture_output=True, text=True, timeout=60)
+    version = subprocess.run(
+        [*supervisor.hyp_command("version", "--json")], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert version.returncode == 0, version.stderr
     assert supervisor.is_current_command(supervisor.hyp_command("daemon", "run"))
     assert not supervisor.is_current_command(["/gone/python", *supervisor.hyp_command()[1:]])

@@ -15,7 +15,7 @@ from tests.support import light_home
 from tests.support.daemon_home import DaemonHome, count_delivered, last_status
 from tests.support.delivery_home import key, write_config
 from tests.support.delivery_jobs import rounds_of
-from tests.support.processes import eventually, kill, open_umask, read_umask
+from tests.support.processes import PATIENCE, eventually, kill, open_umask, read_umask
 from tests.support.rows import rows
 
 
@@ -103,7 +103,7 @@ def test_shutdown_ends_every_wait_and_cancels_running_jobs(daemon: DaemonHome, n
     with daemon.running() as running:
         eventually(lambda: rounds_of(daemon.home))
         running.process.send_signal(number)
-        running.process.communicate(timeout=60)
+        running.process.communicate(timeout=PATIENCE)
         assert running.process.returncode == 0
     eventually((daemon.home.root / "cancelled-archive").exists)
     eventually(lambda: client.engine_status(daemon.home)["jobs"] == [])
@@ -112,7 +112,7 @@ def test_shutdown_ends_every_wait_and_cancels_running_jobs(daemon: DaemonHome, n
 def test_second_daemon_is_refused_with_the_pid_of_the_first(daemon: DaemonHome) -> None:
     with daemon.running() as first:
         with daemon.started() as second:
-            out, _ = second.process.communicate(timeout=60)
+            out, _ = second.process.communicate(timeout=PATIENCE)
         assert second.process.returncode == 3
         assert f"is already running (process {first.process.pid})" in out
         kill(first.process)
@@ -156,7 +156,7 @@ def test_daemon_ends_when_its_home_is_removed_and_does_not_recreate_it(daemon: D
 
     with daemon.running() as running:
         eventually(removed)
-        running.process.communicate(timeout=60)
+        running.process.communicate(timeout=PATIENCE)
         assert running.process.returncode == 0
         assert "the home was removed" in running.log
     assert not daemon.home.root.exists()
@@ -194,6 +194,6 @@ def test_a_daemon_that_is_stopped_while_its_config_changes_ends(daemon: DaemonHo
         write_config(daemon.home, daemon.home.config.read_text() + '[flush]\ninterval = "2m"\n')
         running.process.send_signal(signal.SIGTERM)
         running.process.send_signal(signal.SIGCONT)
-        running.process.communicate(timeout=60)
+        running.process.communicate(timeout=PATIENCE)
         assert running.process.returncode == 0
         assert "the config was reloaded" in running.log

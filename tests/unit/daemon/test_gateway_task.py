@@ -26,7 +26,7 @@ from tests.support.daemon_home import DaemonHome
 from tests.support.delivery_home import write_config
 from tests.support.live_gateway import ClientConnection, post
 from tests.support.ports import FreePort
-from tests.support.processes import eventually, kill
+from tests.support.processes import PATIENCE, eventually, kill
 from tests.support.upstream_stub import ReceivedRequest, StubResponse, UpstreamStub, anthropic_events, in_dialect
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": true}'
@@ -61,7 +61,7 @@ def gateway_status(home: Home) -> dict[str, Any]:
 
 
 def connect(port: int) -> ClientConnection:
-    return ClientConnection(socket.create_connection(("127.0.0.1", port), timeout=60))
+    return ClientConnection(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
 
 
 def ask(port: int, path: str = "/claude/v1/messages") -> bytes:
@@ -247,7 +247,7 @@ def test_stop_finishes_and_records_open_responses_while_the_fallback_serves_new_
             assert "stopping_since" in daemon_process.read_daemon_status(daemon.home)
             slow.go_on.set()
             assert wire.body(head) == b"".join(anthropic_events()[1:])
-        running.process.communicate(timeout=60)
+        running.process.communicate(timeout=PATIENCE)
         assert running.process.returncode == 0
     (row,) = read_spooled_rows(daemon.home, "ai_gateway_exchanges")
     assert (row.get("error"), row["response_body"]) == (None, b"".join(anthropic_events()).decode())

@@ -17,7 +17,7 @@ from tests.support.daemon_home import DaemonHome, daemon_part, wait_for_checks
 from tests.support.delivery_home import write_config
 from tests.support.delivery_jobs import imports_of
 from tests.support.live_gateway import ClientConnection, post
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 from tests.support.rows import rows
 from tests.support.upstream_stub import UpstreamStub
 
@@ -83,7 +83,7 @@ def test_transcript_is_imported_soon_after_live_rows_while_the_engine_runs(
         with daemon.running() as running:
             eventually(lambda: len(imports_of(daemon.home)) == 1)
             host, _, port = daemon_process.read_daemon_status(daemon.home)["gateway"]["listen"].rpartition(":")
-            with ClientConnection(socket.create_connection((host, int(port)), timeout=60)) as wire:
+            with ClientConnection(socket.create_connection((host, int(port)), timeout=PATIENCE)) as wire:
                 wire.send(post("/claude/v1/messages", b'{"messages": [{"role": "user", "content": "hello"}]}'))
                 assert wire.answer()[0].startswith(b"HTTP/1.1 200")
             eventually(lambda: len(imports_of(daemon.home)) == 2)

@@ -26,7 +26,7 @@ from hypaware.home import Home
 from hypaware.page.access import SignIn, open_address
 from tests.support.daemon_home import NO_CLIENTS, DaemonHome, daemon_part
 from tests.support.delivery_home import write_config
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 from tests.support.served_page import ServedPage
 
 ANY_PORT = f'{NO_CLIENTS}[page]\nlisten = "127.0.0.1:0"\n'
@@ -231,7 +231,7 @@ def test_the_gateway_answers_while_the_page_does_not(daemon: DaemonHome) -> None
             with socket.create_connection(("127.0.0.1", page.port)) as waiting:
                 waiting.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
                 gateway = daemon_part(daemon.home, "gateway")["listen"]
-                with urlopen(f"http://{gateway}/_hypaware/health", timeout=30) as answer:
+                with urlopen(f"http://{gateway}/_hypaware/health", timeout=PATIENCE) as answer:
                     assert answer.status == 200
         finally:
             os.kill(pid, signal.SIGCONT)

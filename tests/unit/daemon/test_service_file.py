@@ -22,7 +22,7 @@ from hypaware.home import Home, daemon_process
 from tests.support import processes
 from tests.support.daemon_home import NO_CLIENTS
 from tests.support.fake_supervisors import FakeSupervisors
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 
 _INSTALL = """
 from hypaware.daemon import lifecycle
@@ -215,7 +215,7 @@ def test_systemd_accepts_the_unit(home: Home, tmp_path: Path, monkeypatch: pytes
         ["systemd-analyze", "--user", "--man=no", "verify", tmp_path / "hypaware.service"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     # Older versions do not support growing restart delays and report that they ignore them.
@@ -342,7 +342,7 @@ def test_status_command_names_what_started_the_daemon(home: Home, fakes: FakeSup
             env={**os.environ, "HYP_HOME": str(home.root)},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
             check=False,
         )
         return done.returncode, json.loads(done.stdout)

@@ -27,6 +27,7 @@ from hypaware.engine.protocol import JobConnection, Message, hello_message
 from hypaware.engine.server import JobServer
 from hypaware.home import Home
 from hypaware.home.locks import is_locked, signal_holder, try_lock
+from tests.support.processes import PATIENCE
 
 if TYPE_CHECKING:
     from tests.unit.engine.conftest import EngineOfTests, Eventually
@@ -398,7 +399,7 @@ def test_stop_does_not_kill_a_process_that_reuses_the_pid_of_an_engine(
         with pytest.raises(errors.NotReady, match="another container") as refused:
             client.stop_engine(home)
         assert refused.value.kind == "engine_elsewhere"
-        other.communicate(b"\n", timeout=60)
+        other.communicate(b"\n", timeout=PATIENCE)
     assert other.returncode == 0
 
 

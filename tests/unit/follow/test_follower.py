@@ -19,7 +19,7 @@ from hypaware.state.home_opener import open_home
 from tests.support import codex_rollouts
 from tests.support.claude_transcripts import user
 from tests.support.followed_home import FollowedHome, parts
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def running(at: FollowedHome) -> Iterator[Follower]:
     eventually(lambda: found.status)
     yield found
     stop.set()
-    thread.join(timeout=30)
+    thread.join(timeout=PATIENCE)
     assert not thread.is_alive()
 
 
@@ -121,7 +121,7 @@ def test_a_client_that_is_no_longer_chosen_is_not_followed(at: FollowedHome) -> 
         assert found.covered == frozenset()
     finally:
         stop.set()
-        thread.join(timeout=30)
+        thread.join(timeout=PATIENCE)
 
 
 def test_live_rows_wait_for_the_import_while_one_client_has_something_left_for_it(at: FollowedHome) -> None:
@@ -140,7 +140,7 @@ def test_live_rows_wait_for_the_import_while_one_client_has_something_left_for_i
         eventually(lambda: found.covers_all)
     finally:
         stop.set()
-        thread.join(timeout=30)
+        thread.join(timeout=PATIENCE)
     assert not found.covers_all
 
 

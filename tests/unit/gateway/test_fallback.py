@@ -29,7 +29,7 @@ from hypaware.gateway.fallback import Fallback
 from hypaware.home import Home, locks
 from tests.support import processes
 from tests.support.ports import FreePort
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 from tests.support.tunnel import tunnel_to
 
 # A minimal daemon: it takes the socket and answers every request itself.
@@ -115,7 +115,7 @@ def configure_upstream(home: Home, url: str) -> None:
 def request(
     port: int, path: str = "/claude/v1/messages?beta=true", body: bytes = b"{}", **headers: str
 ) -> tuple[int, str]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         connection.request("POST", path, body, {"X-Api-Key": "k", "x-hyp-dev-run-id": "r", **headers})
         answer = connection.getresponse()
@@ -151,7 +151,7 @@ def test_a_client_reaches_its_provider_before_during_and_after_a_daemon_runs(fal
                 assert int(daemon.stdout.readline()) == port
                 assert [request(port) for _ in range(5)] == [(200, f"daemon {daemon.pid}")] * 5
                 daemon.send_signal(signal.SIGKILL)
-                daemon.wait(60)
+                daemon.wait(PATIENCE)
                 # At once: a connection that arrived in between waits in the same queue.
                 assert request(port)[1].startswith("data: one")
         assert locks.lock_holder(handover.fallback_lock_path(fallback_home)) == fallback_pid
@@ -160,7 +160,10 @@ def test_a_client_reaches_its_provider_before_during_and_after_a_daemon_runs(fal
             200,
             {**handover.describe_health(fallback_home, "fallback"), "pid": fallback_pid},
         )
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as client, client.makefile("rb") as answered:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client,
+            client.makefile("rb") as answered,
+        ):
             client.sendall(b"this is no request\r\n\r\n")
             head, _, body = answered.read().partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 400")
@@ -346,7 +349,7 @@ def test_the_fallback_exits_when_it_is_not_needed(home: Home) -> None:
         fallback = Fallback(home, linger=-1)
         kept = not fallback._is_superfluous()
         path.unlink()
-        await asyncio.wait_for(fallback.run([]), 60)
+        await asyncio.wait_for(fallback.run([]), PATIENCE)
         return kept
 
     assert asyncio.run(life())

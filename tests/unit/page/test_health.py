@@ -33,7 +33,7 @@ from hypaware.status import clients, home_health, processes, session_expiry, sin
 from hypaware.status.snapshot import collect_snapshot
 from tests.support.delivery_home import DeliveryHome, key
 from tests.support.light_home import append
-from tests.support.processes import succeed
+from tests.support.processes import PATIENCE, succeed
 from tests.support.rows import rows
 from tests.support.served_page import ServedPage, serve_app
 from tests.support.status_home import StatusHome, everything_under
@@ -208,7 +208,7 @@ def test_a_home_that_does_not_answer_shows_what_is_known(at: StatusHome, monkeyp
     def hang(home: Home) -> dict[str, Any]:
         calls.append(home)
         if len(calls) > 1:
-            release.wait(60)
+            release.wait(PATIENCE)
         return clean(collect_snapshot(home).as_json())  # type: ignore[no-any-return]
 
     monkeypatch.setattr(health, "read_status", hang)

@@ -24,7 +24,7 @@ from hypaware.state.home_opener import open_home
 from tests.support import processes
 from tests.support.edited_lake import add_file, stored_row
 from tests.support.light_home import append
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 from tests.support.rows import rows
 
 
@@ -229,7 +229,7 @@ def test_closing_ends_queries_that_run(home: Home) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert running.wait(30)
+    assert running.wait(PATIENCE)
     eventually(lambda: context.close() or not thread.is_alive())  # type: ignore[func-returns-value]
     assert [str(each) for each in failures] == ["interrupted"]
 

@@ -25,6 +25,7 @@ from hypaware.privacy.folder_memory import FolderMemory
 from hypaware.privacy.ignored_sessions import ignore_session, ignored_sessions_path, read_ignored_sessions
 from hypaware.privacy.policy import PrivacyPolicy
 from tests.support.index_home import make_home, prompt
+from tests.support.processes import PATIENCE
 from tests.support.served_page import PageAnswer, ServedPage, serve_app
 
 OPEN, CLOSED, ODD = "0dc91b82-open", "7f7951bf-closed", "<img src=x>&\"'"
@@ -251,8 +252,8 @@ def test_folders_that_do_not_answer_delay_nobody_for_long(
 ) -> None:
     release = threading.Event()
     monkeypatch.setattr(privacy, "_SECONDS", 0.1)
-    monkeypatch.setattr(PrivacyPolicy, "decide", lambda *_: release.wait(60))
-    monkeypatch.setattr(FolderMemory, "find_rule", lambda *_: release.wait(60))
+    monkeypatch.setattr(PrivacyPolicy, "decide", lambda *_: release.wait(PATIENCE))
+    monkeypatch.setattr(FolderMemory, "find_rule", lambda *_: release.wait(PATIENCE))
     try:
         assert "slow to answer" in shown(page, "/privacy")
         assert page.ask(f"/privacy/session?id={OPEN}").status == 503

@@ -16,6 +16,7 @@ from hypaware import faults
 from hypaware.home import Home
 from hypaware.server import auth
 from hypaware.server import run as _declares_all_points  # noqa: F401
+from tests.support.processes import PATIENCE
 from tests.support.receiver import enrol, incoming_files, messages, running, stored
 
 # Those of a put are in tests/spark/test_receivers.py: they are reached only with a shared lake.
@@ -86,7 +87,7 @@ def finish(home: Home, senders: list[Sender], token: str) -> None:
             after, last = RANGES[-1]
             assert gateway.send(f"{after}-{last}", b"", **gateway.says()).json["stored"] == 0
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     everything = [name for sender in senders for name in messages(range(sender.first, sender.first + 60))]
     assert Counter(stored(home)) == Counter(everything)
     assert incoming_files(home) == []
@@ -105,7 +106,7 @@ def test_server_killed_at_any_crash_point_keeps_acknowledged_batches_and_stores_
     with running(home, f"{point}:{times}") as (url, process):
         assert url
         deliver_together(senders, url, token)
-        assert process.wait(60) == -signal.SIGKILL, "the crash point is never reached"
+        assert process.wait(PATIENCE) == -signal.SIGKILL, "the crash point is never reached"
     assert any(sender.acknowledged < len(RANGES) for sender in senders)
     finish(home, senders, token)
 
@@ -125,11 +126,11 @@ def test_server_killed_during_recovery_can_be_restarted(home: Home, left_by: str
     with running(home, f"{left_by}:3") as (url, process):
         assert url
         deliver_together(senders, url, token)
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(PATIENCE) == -signal.SIGKILL
     assert incoming_files(home)
     with running(home, point) as (url, process):
         assert url is None
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(PATIENCE) == -signal.SIGKILL
     finish(home, senders, token)
 
 
@@ -138,7 +139,7 @@ def test_server_killed_before_its_first_start_completed_can_be_restarted(home: H
     for times in (1, 1):
         with running(home, f"server.keep.after-write:{times}") as (url, process):
             assert url is None
-            assert process.wait(60) == -signal.SIGKILL
+            assert process.wait(PATIENCE) == -signal.SIGKILL
     kept = {path: path.read_bytes() for path in (home.root / "server").iterdir()}
     assert len(kept) == 2
     finish(home, [Sender(0)], token)
@@ -163,7 +164,7 @@ def test_server_killed_at_a_random_time_keeps_acknowledged_batches(home: Home) -
             dying.start()
             deliver_together(senders, url, token)
             dying.join()
-            assert process.wait(60) == -signal.SIGKILL, turn
+            assert process.wait(PATIENCE) == -signal.SIGKILL, turn
     finish(home, senders, token)
 
 

@@ -18,7 +18,7 @@ from hypaware.server.health import ServerMetrics, log
 from hypaware.server.run import ServerFlushTask
 from hypaware.spool import segments
 from hypaware.spool.writer import Spool
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 from tests.support.rows import DATASET, rows
 
 NEVER = 10.0**6
@@ -38,7 +38,7 @@ def running(home: Home, flush: Callable[[], object], **settings: Any) -> Iterato
         yield metrics
     finally:
         loop.call_soon_threadsafe(runner.cancel)
-        thread.join(60)
+        thread.join(PATIENCE)
         loop.close()
 
 

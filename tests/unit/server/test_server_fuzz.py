@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hypaware.home import Home
+from tests.support.processes import PATIENCE
 from tests.support.receiver import LIFE, Gateway, Server, incoming_files, served, stored
 from tests.support.strategies import json_values
 
@@ -137,7 +138,7 @@ def test_row_with_arbitrary_values_is_stored_or_rejected(
 @given(noise=st.binary(min_size=1, max_size=300))
 def test_bytes_that_are_not_http_do_not_affect_others(gateway: Gateway, noise: bytes) -> None:
     place = urlsplit(gateway.url)
-    with socket.create_connection((place.hostname, place.port or 0), timeout=60) as wire:
+    with socket.create_connection((place.hostname, place.port or 0), timeout=PATIENCE) as wire:
         wire.sendall(noise)
         wire.shutdown(socket.SHUT_WR)
         while wire.recv(4096):

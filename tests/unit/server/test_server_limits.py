@@ -17,7 +17,7 @@ import pytest
 from hypaware.home import Home
 from hypaware.server.http import HttpProblem
 from hypaware.server.limits import MIB, ByteBudget, ConcurrencyLimit, RateLimiter, ServerLimits
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 from tests.support.receiver import Gateway, Server, incoming_files, served, stored
 
 pytestmark = pytest.mark.hazard(60)
@@ -218,7 +218,7 @@ def test_limits_are_released_after_errors() -> None:
 @contextmanager
 def raw(gateway: Gateway) -> Iterator[socket.socket]:
     place = urlsplit(gateway.url)
-    with socket.create_connection((place.hostname, place.port or 0), timeout=60) as wire:
+    with socket.create_connection((place.hostname, place.port or 0), timeout=PATIENCE) as wire:
         yield wire
 
 

@@ -22,7 +22,7 @@ from hypaware.server.run import server_reason_to_wait
 from tests.support import light_home, processes
 from tests.support.delivery_jobs import maintenances_of
 from tests.support.light_lake import read_lake
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 from tests.support.receiver import Client, enrol
 from tests.support.rows import of_age, rows
 
@@ -77,7 +77,7 @@ class Running:
     def stop(self) -> str:
         """Ask the server to end, require a clean exit, and return its last output."""
         self.process.send_signal(signal.SIGTERM)
-        out, _ = self.process.communicate(timeout=60)
+        out, _ = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == 0
         return out
 

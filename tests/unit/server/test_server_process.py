@@ -24,7 +24,7 @@ from hypaware.server import auth, batch_storage
 from hypaware.spool import segments
 from hypaware.status import processes
 from tests.support.command import Hyp
-from tests.support.processes import eventually, open_umask, read_umask
+from tests.support.processes import PATIENCE, eventually, open_umask, read_umask
 from tests.support.receiver import LIMITS, Client, Gateway, enrol, messages, running, served, stored
 from tests.support.rows import DATASET
 
@@ -40,7 +40,7 @@ def test_server_announces_its_address_and_ends_on_sigterm(home: Home) -> None:
             assert Client(url).ask("GET", "/readyz").status == 200
             assert enrol(url, token, "gw-1").deliver(0, 5).status == 202
             process.send_signal(number)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=PATIENCE)
             assert (process.returncode, out) == (0, b"")
             assert url.encode() in err
             assert b"Traceback" not in err
@@ -100,10 +100,10 @@ def test_server_warns_about_unencrypted_remote_access(home: Home) -> None:
     assert process.stdout
     assert process.stdout.readline().startswith(b"listening on http://0.0.0.0:")
     process.terminate()
-    assert b"without TLS" in process.communicate(timeout=60)[1]
+    assert b"without TLS" in process.communicate(timeout=PATIENCE)[1]
     with running(home) as (_, quiet):
         quiet.terminate()
-        assert b"without TLS" not in quiet.communicate(timeout=60)[1]
+        assert b"without TLS" not in quiet.communicate(timeout=PATIENCE)[1]
 
 
 def test_server_supports_tls(home: Home, tmp_path: Path) -> None:
@@ -120,13 +120,13 @@ def test_server_supports_tls(home: Home, tmp_path: Path) -> None:
         assert url.startswith("https://")
         trusting = ssl.create_default_context()
         authority.configure_trust(trusting)
-        connection = http.client.HTTPSConnection("127.0.0.1", urlsplit(url).port, context=trusting, timeout=60)
+        connection = http.client.HTTPSConnection("127.0.0.1", urlsplit(url).port, context=trusting, timeout=PATIENCE)
         connection.request("GET", "/readyz")
         assert connection.getresponse().status == 200
         connection.close()
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
 
 
@@ -137,7 +137,7 @@ def test_requests_in_progress_are_finished_on_shutdown(home: Home) -> None:
         gateway = enrol(url, token, "gw-1")
         body = gateway.rows(50)
         place = urlsplit(url)
-        connection = http.client.HTTPConnection("127.0.0.1", place.port or 0, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", place.port or 0, timeout=PATIENCE)
         connection.putrequest("POST", "/v1/ingest/proxy")
         for name, value in {
             "Authorization": f"Bearer {gateway.jwt}",
@@ -153,7 +153,7 @@ def test_requests_in_progress_are_finished_on_shutdown(home: Home) -> None:
         connection.send(body[1000:])
         assert connection.getresponse().status == 202
         connection.close()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
     assert stored(home) == messages(range(50))
 
@@ -196,7 +196,7 @@ def test_batches_are_stored_even_if_the_drain_times_out(home: Home) -> None:
 
 def _refuses(port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=60).close()
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()
     except ConnectionRefusedError:
         return True
     return False
@@ -248,7 +248,7 @@ def test_receiving_a_batch_does_not_import_spark(home: Home) -> None:
         assert psutil.Process(process.pid).children() == []
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
 
 
 @pytest.mark.hazard(33)
@@ -257,7 +257,7 @@ def test_batch_of_a_disconnected_client_is_stored(home: Home) -> None:
         gateway = server.enrolled()
         body = gateway.rows(5)
         place = urlsplit(server.url)
-        with socket.create_connection(("127.0.0.1", place.port or 0), timeout=60) as wire:
+        with socket.create_connection(("127.0.0.1", place.port or 0), timeout=PATIENCE) as wire:
             head = (
                 f"POST /v1/ingest/proxy HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {gateway.jwt}\r\n"
                 f"Content-Type: application/x-ndjson\r\nX-Hyp-Batch-Id: b-1\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -20,7 +20,7 @@ from hypaware.server import auth
 from hypaware.server.page import TeamPageOptions
 from hypaware.server.page_guard import PageLimits
 from hypaware.state.store import StateStore
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 from tests.support.receiver import served
 from tests.support.served_page import ServedPage
 from tests.support.team_page import SEEN, TeamPage, make_team_home, served_team_page, sign_in
@@ -60,7 +60,7 @@ def test_a_viewer_token_signs_a_browser_in(page: TeamPage) -> None:
 
 
 def test_a_connection_is_used_for_several_requests(page: TeamPage) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", page.browser.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", page.browser.port, timeout=PATIENCE)
     try:
         for _ in range(2):
             for path, status in (("/static/page.css", 200), ("/", 401), ("/static/none.css", 404)):
@@ -358,7 +358,7 @@ def test_a_revoked_token_ends_what_follows_a_session(team_home: Home) -> None:
     with served_team_page(team_home, PageLimits(check_seconds=0.05), extra=held.routes()) as page:
         browser = page.signed_in("alice")
         (cookie,) = (f"{name}={value}" for name, value in browser.cookies.items())
-        with socket.create_connection(("127.0.0.1", browser.port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", browser.port), timeout=PATIENCE) as connection:
             head = f"GET /events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\nCookie: {cookie}\r\n\r\n"
             connection.sendall(head.encode())
             assert b"200 OK" in connection.recv(10_000)
@@ -376,7 +376,7 @@ def test_a_response_that_nobody_reads_is_given_up(team_home: Home, path: str) ->
     with served_team_page(team_home, limits, extra=held.routes()) as page:
         browser = page.signed_in()
         (cookie,) = (f"{name}={value}" for name, value in browser.cookies.items())
-        with socket.create_connection(("127.0.0.1", browser.port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", browser.port), timeout=PATIENCE) as connection:
             connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n".encode())
             assert b"200 OK" in connection.recv(100)
             eventually(lambda: held.transport is not None and held.transport.is_closing())

@@ -20,7 +20,7 @@ import trustme
 from hypaware.home import Home
 from hypaware.server import auth
 from tests.support.command import Hyp
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 from tests.support.receiver import Client, enrol
 from tests.support.served_page import ServedPage
 from tests.support.team_page import SEEN, make_team_home, sign_in
@@ -40,7 +40,7 @@ def running_page(home: Home, *options: str) -> Iterator[tuple[str, str, subproce
     finally:
         if process.poll() is None:
             process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
 
 
 def test_the_page_is_a_process_of_its_own_that_lives_as_long_as_the_server(home: Home) -> None:
@@ -70,7 +70,7 @@ def test_the_page_is_a_process_of_its_own_that_lives_as_long_as_the_server(home:
         (again,) = psutil.Process(process.pid).children()
         assert again.pid != child.pid
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
         assert "Traceback" not in err.decode(), err.decode()
         assert "page: alice GET /sessions 200" in err.decode()
@@ -82,7 +82,7 @@ def test_a_page_ends_if_its_server_is_killed(home: Home) -> None:
     with running_page(home) as (_, _, process):
         (child,) = psutil.Process(process.pid).children()
         process.kill()
-        process.wait(60)
+        process.wait(PATIENCE)
         eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
@@ -115,7 +115,7 @@ def test_a_page_with_a_certificate_is_encrypted(home: Home, tmp_path: Path) -> N
     with running_page(home, *paths) as (url, page, _):
         assert url.startswith("https://")
         assert page.startswith("https://")
-        connection = http.client.HTTPSConnection("127.0.0.1", urlsplit(page).port, context=trusting, timeout=60)
+        connection = http.client.HTTPSConnection("127.0.0.1", urlsplit(page).port, context=trusting, timeout=PATIENCE)
         form = urlencode({"token": token, "next": "/sessions?days=all"})
         headers = {"Origin": page, "Content-Type": "application/x-www-form-urlencoded"}
         connection.request("POST", "/sign-in", form, headers)

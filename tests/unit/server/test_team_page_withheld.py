@@ -14,7 +14,7 @@ from aiohttp import web
 from hypaware.home import Home
 from hypaware.privacy import ignored_sessions
 from tests.support.command import Hyp
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 from tests.support.served_page import ServedPage
 from tests.support.team_page import (
     ALICE,
@@ -130,7 +130,7 @@ def _walk(page: TeamPage, browser: ServedPage, *, may_fail: bool = False) -> Ite
 
 def _ask(browser: ServedPage, path: str, *, may_fail: bool = False) -> str:
     """Return an answer and its headers; of an answer that goes on, what comes within a moment."""
-    connection = http.client.HTTPConnection("127.0.0.1", browser.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", browser.port, timeout=PATIENCE)
     cookie = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
     try:
         kind = "text/event-stream" if "/events" in path else "text/html, */*"
