@@ -115,7 +115,7 @@ class OtlpTask:
     def _load_writer(self, config: Config) -> TelemetryWriter:
         from hypaware.otlp.writer import TelemetryWriter
 
-        self._spool = self._spool or Spool(self._home)
+        self._spool = self._spool or Spool(self._home, make=False)
         return TelemetryWriter(self._spool, config)
 
     async def _close_receiver(self) -> None:

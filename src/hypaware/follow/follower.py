@@ -65,7 +65,7 @@ class Follower:
 
     def run(self, stop: threading.Event) -> None:
         """Follow until `stop` is set. Raise HypError if the home cannot be opened."""
-        with closing(open_home(self._home, make=False).store) as store, Spool(self._home) as spool:
+        with closing(open_home(self._home, make=False).store) as store, Spool(self._home, make=False) as spool:
             try:
                 while not stop.is_set():
                     self._step(store, spool, stop)

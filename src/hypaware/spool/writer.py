@@ -59,9 +59,10 @@ class SealRule:
 
 
 class Spool:
-    def __init__(self, home: Home | str | os.PathLike[str], rule: SealRule | None = None) -> None:
+    def __init__(self, home: Home | str | os.PathLike[str], rule: SealRule | None = None, *, make: bool = True) -> None:
+        """Open the spool of a home, creating the home if necessary; with `make=False`, raise NotReady without one."""
         self.home = home if isinstance(home, Home) else Home(Path(home).expanduser().absolute())
-        self.gateway_id = read_identity(self.home).gateway_of_rows(self.home.root)
+        self.gateway_id = read_identity(self.home, make=make).gateway_of_rows(self.home.root)
         self._rule = rule or SealRule()
         self.sealed_by_size = 0
         self._segments: dict[_SegmentKind, ActiveSegment] = {}

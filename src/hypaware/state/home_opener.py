@@ -16,7 +16,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,13 +68,18 @@ def read_identity(home: Home, *, make: bool = True) -> Identity:
     held = read_mirror(home.mirror)
     if held and has_state(home) and held.identity.locate(home.root) is HomeLocation.HERE:
         return held.identity
-    opened = open_home(home)
+    opened = _open_home(home, may_make_root=make, needs_state=False)
     opened.store.close()
     return opened.identity
 
 
 def open_home(home: Home, *, make: bool = True) -> OpenHome:
     """Open a home, creating it if necessary. With `make=False`, raise NotReady if the home was removed."""
+    return _open_home(home, may_make_root=make, needs_state=not make)
+
+
+def _open_home(home: Home, *, may_make_root: bool, needs_state: bool) -> OpenHome:
+    """Open a home. It may be removed at any time: only the check of its folder creates the folder, nothing after it."""
     from hypaware.config.shared_lake import find_shared_lake
 
     try:
@@ -84,9 +89,11 @@ def open_home(home: Home, *, make: bool = True) -> OpenHome:
                 kind="home_is_backup",
                 repair=f"HYP_HOME=<a new folder> hyp restore {shlex.quote(str(home.root))}",
             )
-        if not make and not has_state(home):
-            raise NotReady(f"the home {home.root} does not exist any more", kind="home_gone")
+        if needs_state and not has_state(home):
+            raise _removed(home)
         if not home.root.is_dir():
+            if not may_make_root:
+                raise _removed(home)
             durable_files.reject_network_file_system(home.root)
             durable_files.make_dir(home.root)
         store = open_store(home)
@@ -96,8 +103,8 @@ def open_home(home: Home, *, make: bool = True) -> OpenHome:
             _reject_shared_mirror(home)
             for _ in range(_ATTEMPTS):
                 opened = _open_existing(home, store) if home.state.is_file() else None
-                if opened is None and not make and not home.root.is_dir():
-                    raise NotReady(f"the home {home.root} does not exist any more", kind="home_gone")
+                if opened is None and needs_state and not has_state(home):
+                    raise _removed(home)
                 if opened := opened or _create(home, store):
                     return opened
             raise StateError(f"the state {home.state} of a moved home cannot be read")
@@ -119,7 +126,7 @@ def _open_shared(home: Home, store: StateStore) -> OpenHome:
             kind="home_has_lake",
             repair="export HYP_HOME=<a new folder>",
         )
-    durable_files.make_dir(home.run)
+    _make_run_folder(home)
     held = read_mirror(home.mirror)
     store.migrate()
     with store.reading() as connection:
@@ -410,6 +417,17 @@ def _quarantine(path: Path) -> None:
 
 @contextmanager
 def _home_lock(home: Home) -> Iterator[None]:
-    durable_files.make_dir(home.run)
+    _make_run_folder(home)
     with locks.locked(home.run / "home.lock"):
         yield
+
+
+def _make_run_folder(home: Home) -> None:
+    """Create it in the home, but not the home itself, which may have been removed in the meantime."""
+    with suppress(FileExistsError):
+        home.run.mkdir(mode=0o700)
+        durable_files.fsync_dir(home.root)
+
+
+def _removed(home: Home) -> NotReady:
+    return NotReady(f"the home {home.root} does not exist any more", kind="home_gone")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from hypaware.spool import reader
 from hypaware.spool.writer import Spool
 from hypaware.state import flushes, home_opener, mirror, store
 from hypaware.state.home_opener import OpenHome, open_home, read_identity
+from hypaware.state.location import has_state
 from hypaware.state.sqlite_database import suspect_marker
 from tests.support import iceberg_lake
 from tests.support.processes import run, running, succeed, together, was_killed
@@ -436,6 +438,26 @@ def test_a_home_that_cannot_be_opened_is_a_clear_error(home: Home) -> None:
     home.root.parent.joinpath("home").write_text("a file where the home should be")
     with pytest.raises(Retryable, match=r"home.* could not be opened"):
         open_home(home)
+
+
+@pytest.mark.parametrize("use", [open_home, read_identity, Spool])
+def test_a_home_that_is_removed_while_a_process_opens_it_is_not_made_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch, use: Callable[..., object]
+) -> None:
+    _open(home)
+    home.mirror.unlink()
+
+    def look_and_remove(look: Callable[[Any], object], place: Home | Path) -> object:
+        found = look(place)
+        shutil.rmtree(home.root, ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(home_opener, "has_state", partial(look_and_remove, has_state))
+    monkeypatch.setattr(home_opener, "read_mirror", partial(look_and_remove, mirror.read_mirror))
+    with pytest.raises(NotReady) as told:
+        use(home, make=False)
+    assert told.value.kind == "home_gone"
+    assert not home.root.exists()
 
 
 def test_a_failed_open_closes_its_files(home: Home) -> None:
