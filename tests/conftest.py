@@ -14,6 +14,7 @@ import pytest
 from hypaware.home import Home
 from tests.support.ports import FreePort, held_port
 from tests.support.postgres_server import PostgresServer, postgres_server
+from tests.support.processes import PATIENCE
 
 # A shell starts background processes with SIGINT ignored, which the commands under test must not inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,6 +38,12 @@ def free_port() -> Iterator[FreePort]:
     """Return a function that reserves ports until the end of the test."""
     with ExitStack() as held:
         yield lambda: held.enter_context(held_port())
+
+
+@pytest.fixture
+def views_wait_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each view of a page in this process wait for rows that were just recorded, however busy the machine is."""
+    monkeypatch.setattr("hypaware.page.index_updater._WAIT_SECONDS", PATIENCE)
 
 
 @pytest.fixture(scope="session")

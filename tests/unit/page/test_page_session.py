@@ -40,6 +40,8 @@ from tests.support.index_home import make_home, prompt, response
 from tests.support.light_home import import_history
 from tests.support.served_page import ServedPage, serve_app
 
+pytestmark = pytest.mark.usefixtures("views_wait_for_rows")
+
 SESSION, OTHER = "0dc91b82-aaaa-4907", "0dc91b82-bbbb-4907"
 SECRET = "ghp_" + "a1B2" * 9
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -28,6 +28,8 @@ from tests.support.index_home import make_home, prompt
 from tests.support.processes import PATIENCE
 from tests.support.served_page import PageAnswer, ServedPage, serve_app
 
+pytestmark = pytest.mark.usefixtures("views_wait_for_rows")
+
 OPEN, CLOSED, ODD = "0dc91b82-open", "7f7951bf-closed", "<img src=x>&\"'"
 AT = "2026-11-15T08:00:00Z"
 

@@ -30,6 +30,8 @@ from tests.support.served_page import PageAnswer, ServedPage, serve_app
 
 SESSION, DASH = "0dc91b82-3238-4907-98f3-ae0d1d845b97", "--yes; rm -rf /"
 
+pytestmark = pytest.mark.usefixtures("views_wait_for_rows")
+
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
