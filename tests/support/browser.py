@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, Response, Route, 
 
 from hypaware.home import Home
 from hypaware.page import access
+from tests.support.processes import PATIENCE
 
 FLAGS = (
     "--no-sandbox",
@@ -27,7 +28,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-_PATIENCE = 30_000
+_PATIENCE = 1000 * PATIENCE
 """Milliseconds that a page may take for anything: only a test that has failed waits for so long."""
 _VIOLATIONS = """
 document.addEventListener("securitypolicyviolation", (event) =>
