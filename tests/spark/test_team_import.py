@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,16 @@ _COUNT = f"SELECT count(*) AS n, count(DISTINCT part_id) AS ids FROM {DATASET}"
 def machine(servers: SharedLakeServers, name: str) -> Hyp:
     """Return a home whose commands run their jobs themselves, and release the lease when they end."""
     return replace(servers.machine(name), inline=True)
+
+
+@contextmanager
+def engine(inline: Hyp) -> Iterator[Hyp]:
+    """Yield the machine with an engine, which keeps the lease and Spark for several commands."""
+    hyp = replace(inline, inline=False)
+    try:
+        yield hyp
+    finally:
+        hyp.run("engine", "stop")
 
 
 def history(folder: Path, name: str) -> dict[str, str]:
@@ -50,20 +62,26 @@ def test_two_machines_import_overlapping_histories_at_once_and_each_row_is_store
         _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, err
     rows = 3 * (5 + 4 + 4)
-    assert first.query(_COUNT) == [{"n": rows, "ids": rows}]
-    by_machine = first.query(f"SELECT gateway_id, count(*) AS n FROM {DATASET} GROUP BY 1 ORDER BY n")
-    assert len(by_machine) == 2
-    assert by_machine[0]["n"] in (12, 18), "the longer copy of a session is complete, whoever came first"
-    used = first.ok("usage", "--by", "machine")["rows"]
-    assert {each["key"] for each in used} == {each["gateway_id"] for each in by_machine}
-    for hyp in (first, second):
-        again = only(hyp.ok("backfill", "claude", **history(tmp_path, hyp.home.name)))
-        assert (again["rows_written"], again["files_unchanged"]) == (0, 2)
-    grow(transcript(tmp_path, "second", "second"), turns("second", 1, first=4))
-    planned = only(second.ok("backfill", "claude", "--dry-run", **history(tmp_path, "second")))
-    done = only(second.ok("backfill", "claude", **history(tmp_path, "second")))
-    assert planned["rows_written"] == done["rows_written"] == 3
-    assert first.ok("verify", "--deep")["ok"] is True
+    with engine(first) as hyp:
+        assert hyp.query(_COUNT) == [{"n": rows, "ids": rows}]
+        by_machine = hyp.query(f"SELECT gateway_id, count(*) AS n FROM {DATASET} GROUP BY 1 ORDER BY n")
+        assert len(by_machine) == 2
+        assert by_machine[0]["n"] in (12, 18), "the longer copy of a session is complete, whoever came first"
+        used = hyp.ok("usage", "--by", "machine")["rows"]
+        assert {each["key"] for each in used} == {each["gateway_id"] for each in by_machine}
+        _require_unchanged(hyp, tmp_path)
+    with engine(second) as hyp:
+        _require_unchanged(hyp, tmp_path)
+        grow(transcript(tmp_path, "second", "second"), turns("second", 1, first=4))
+        planned = only(hyp.ok("backfill", "claude", "--dry-run", **history(tmp_path, "second")))
+        done = only(hyp.ok("backfill", "claude", **history(tmp_path, "second")))
+        assert planned["rows_written"] == done["rows_written"] == 3
+        assert hyp.ok("verify", "--deep")["ok"] is True
+
+
+def _require_unchanged(hyp: Hyp, folder: Path) -> None:
+    again = only(hyp.ok("backfill", "claude", **history(folder, hyp.home.name)))
+    assert (again["rows_written"], again["files_unchanged"]) == (0, 2)
 
 
 @pytest.mark.parametrize("point", KILLED_AT)
@@ -75,8 +93,9 @@ def test_an_import_that_is_killed_is_finished_by_another_machine(
     write(transcript(tmp_path, "second", "two"), turns("two", 2))
     assert first.run("backfill", "claude", HYP_CRASH_AT=point, **history(tmp_path, "first")).code != 0
     assert only(second.ok("backfill", "claude", **history(tmp_path, "second")))["rows_written"] == 6
-    again = only(first.ok("backfill", "claude", **history(tmp_path, "first")))
-    was_committed = point == "lake.commit.after-commit"
-    assert (again["rows_written"], again["files_unchanged"]) == ((0, 1) if was_committed else (9, 0))
-    assert second.query(_COUNT) == [{"n": 15, "ids": 15}]
-    assert second.ok("verify", "--deep")["ok"] is True
+    with engine(first) as hyp:
+        again = only(hyp.ok("backfill", "claude", **history(tmp_path, "first")))
+        was_committed = point == "lake.commit.after-commit"
+        assert (again["rows_written"], again["files_unchanged"]) == ((0, 1) if was_committed else (9, 0))
+        assert hyp.query(_COUNT) == [{"n": 15, "ids": 15}]
+        assert hyp.ok("verify", "--deep")["ok"] is True
