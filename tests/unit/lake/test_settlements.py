@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 from collections import Counter
@@ -631,7 +632,7 @@ def _recorded(part: Part, how: str) -> dict[str, Any]:
 @pytest.mark.hazard(68)
 @pytest.mark.hazard(83)
 @pytest.mark.hazard(101)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25 * int(os.environ["HYP_SOAK"]) if "HYP_SOAK" in os.environ else 10, deadline=None)
 @given(steps)
 def test_each_part_is_one_row_in_any_order_of_flushes_and_compactions(
     tmp_path_factory: pytest.TempPathFactory, taken: list[tuple[str, int, int]]
