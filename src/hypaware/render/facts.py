@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, tzinfo
 from typing import Any
 
-from hypaware import plugins
-from hypaware.clients.client import Client
 from hypaware.index.conversation import Thread
 from hypaware.render.outline import TurnEnd
 from hypaware.text import format_count, format_duration
@@ -100,6 +98,10 @@ def format_dollars(amount: float) -> str:
 
 def resume_command(session: Mapping[str, Any], thread: str | None) -> str | None:
     """Return the shell command that resumes the session in its client, or None if it has none."""
+    # Imported when the end of a conversation is shown: its beginning must not wait for that.
+    from hypaware import plugins
+    from hypaware.clients.client import Client
+
     client = plugins.find_declaration(plugins.CLIENTS, session["client"] or "", Client)
     resume = client.resume if client is not None else None
     name = (thread if resume is not None and resume.by_thread else None) or session["session_id"]
