@@ -79,6 +79,13 @@ def read_progress(home: Home) -> float | None:
     return 0.0
 
 
+def has_lost_rows(home: Home) -> bool:
+    """Return whether the index is known to have rows that the lake has lost."""
+    with suppress(OSError, sqlite3.Error), open_readonly(home.index) as connection:
+        return bool(meta.read_meta(connection, "lost"))
+    return False
+
+
 def build_index(home: Home) -> None:
     """Bring the index up to date in steps. Return at once if another builder is running."""
     lock = locks.try_lock(builder_lock_path(home))

@@ -85,9 +85,14 @@ class LakePlan:
         return sum(file.rows for file in self.added)
 
     @property
+    def lost_rows(self) -> int:
+        """Rows that are in the index and in none of the table's files, at least."""
+        return max(0, self.removed_rows - self.missing_rows)
+
+    @property
     def work_rows(self) -> int:
         """How many rows could be added in the time that it takes to apply the plan."""
-        return self.missing_rows + max(0, self.removed_rows - self.missing_rows) // _REMOVALS_PER_ROW
+        return self.missing_rows + self.lost_rows // _REMOVALS_PER_ROW
 
 
 class DataFileVanished(Exception):
@@ -281,13 +286,15 @@ class _Refresh:
         missing, work = (plan.missing_rows, plan.work_rows) if plan else (0, 0)
         if work + spool_rows.count_unread_bytes(self._connection, spool) // _BYTES_PER_ROW <= at_most_rows:
             return
-        if plan is not None and database.read_meta(self._connection, "missing") != missing:
+        if plan is not None:
             # Readers see that the index is not complete.
-            self._writer.begin()
-            database.write_meta(self._connection, "missing", missing)
-            database.write_meta(self._connection, "rows", plan.rows)
-            self._writer.commit()
-        raise IndexBehind(f"{missing} rows are not indexed, and {plan.removed_rows if plan else 0} may be removed")
+            found = {"missing": missing, "rows": plan.rows, "lost": plan.lost_rows}
+            if any(database.read_meta(self._connection, key) != value for key, value in found.items()):
+                self._writer.begin()
+                for key, value in found.items():
+                    database.write_meta(self._connection, key, value)
+                self._writer.commit()
+        raise IndexBehind(f"{missing} rows are not indexed, and {plan.lost_rows if plan else 0} are to be removed")
 
     def _apply_spool(self, spool: list[SpoolFile], *, lake_changed: bool) -> None:
         indexer = SpoolIndexer(self._home, self._writer, self._own_gateway)
@@ -313,6 +320,7 @@ class _Refresh:
         self._writer.begin()
         database.write_meta(self._connection, "missing", total)
         database.write_meta(self._connection, "rows", plan.rows)
+        database.write_meta(self._connection, "lost", plan.lost_rows)
         pending_rows = pending_bytes = 0
         unreadable: list[str] = []
         for file in plan.added:
@@ -332,6 +340,7 @@ class _Refresh:
             self._remove_files(plan.removed)
             self._note_manifests(plan)
             database.write_meta(self._connection, "metadata", plan.location or "")
+            database.write_meta(self._connection, "lost", 0)
         self._report.is_whole = not unreadable
         self._report.warning = _warn(plan, unreadable)
         database.write_meta(self._connection, "warning", self._report.warning)

@@ -190,8 +190,8 @@ def bring_up_to_date(home: Home, note: Note) -> None:
         note(f"the index cannot be written ({error}); the newest rows may be missing in this answer")
     if (progress := builder.read_progress(home)) is not None:
         note(f"the index is being built, newest rows first: {progress:.0%} done; older rows are missing in this answer")
-    elif builder.is_building(home):
-        note("the index is being brought up to date; rows that the lake has lost may still be in this answer")
+    elif builder.has_lost_rows(home):
+        note("rows that the lake has lost are being removed from the index; some may still be in this answer")
 
 
 def drop_index(home: Home) -> None:

@@ -214,17 +214,25 @@ class TestBackground:
 
     def test_a_command_says_that_rows_are_being_removed(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         refresh_index(home)
-        remove_all_files(home)
         monkeypatch.setattr(store, "_BUILD_SECONDS", 0.0)
-        notes: list[str] = []
-        lock = locks.try_lock(builder.builder_lock_path(home))
+        lock = locks.try_lock(builder.builder_lock_path(home))  # no builder comes first
         assert lock is not None
+        notes: list[str] = []
+        open_index(home, note=notes.append).close()
+        assert notes == []
+        remove_all_files(home)
+        with pytest.raises(IndexBehind):
+            refresh_index(home, at_most_rows=0)
         with open_index(home, note=notes.append) as index:
             assert index.connection.execute("SELECT count(*) FROM parts").fetchone()[0] == 23
-        locks.unlock(lock)
         assert notes == [
-            "the index is being brought up to date; rows that the lake has lost may still be in this answer"
+            "rows that the lake has lost are being removed from the index; some may still be in this answer"
         ]
+        locks.unlock(lock)
+        notes.clear()
+        refresh_index(home)
+        open_index(home, note=notes.append).close()
+        assert notes == []
 
 
 @pytest.mark.parametrize("indexed", [True, False])
