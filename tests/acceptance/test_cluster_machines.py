@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hypaware.engine.worker_daemon import EXPECTED, describe_versions
 from hypaware.home import Home
 from tests.support.claude_files import turns, write
 from tests.support.command import Hyp
 from tests.support.light_lake import read_lake
 from tests.support.rows import DATASET, rows
+from tests.support.shared_lake import ENVIRONMENT, shared_lake_servers
 from tests.support.spark_cluster import can_hide_folders, cluster
 
 # A question and two lines of an answer in each of twenty turns.
 ROWS = 60
+SECRET = "secret-of-the-cluster"
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -101,6 +105,60 @@ def test_machines_that_share_only_the_lake_store_the_same_rows_as_one_machine(
     assert json.dumps(found, default=str) == json.dumps(expected, default=str)
 
 
+def test_machines_that_share_nothing_run_the_jobs_of_a_shared_lake(
+    mounts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of the lake are in a bucket, its catalog and its state in PostgreSQL, its jobs on two workers."""
+    claude = tmp_path / "claude"
+    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(claude))
+    monkeypatch.setenv("CODEX_HOME", str(tmp_path / "codex"))
+    for number in range(4):
+        add_session(claude, f"session-{number}", add_project(tmp_path / "projects", f"project-{number}"))
+    (tmp_path / "secret").write_text(SECRET)
+    with shared_lake_servers(tmp_path) as servers:
+        hyp = servers.machine("driver")
+        hidden = [hyp.home, claude, tmp_path / "projects", servers.s3.buckets, SOURCE]
+        hyp.ingest(rows(300))
+        with cluster(tmp_path / "cluster", workers=2, cores=1, secret=SECRET, hidden=hidden) as address:
+            hyp.ok("config", "set", "engine.master", address)
+            refused = hyp.run("flush", "--json")
+            assert (refused.code, refused.json["error"]["kind"]) == (3, "cluster_secret"), refused
+            assert "password of the database" in refused.json["error"]["message"]
+            hyp.run("engine", "stop")
+            hyp.ok("config", "set", "engine.secret_file", str(tmp_path / "secret"))
+            try:
+                use_shared_lake(hyp)
+            finally:
+                hyp.run("engine", "stop")
+        require_no_secret(hyp.home, tmp_path / "cluster")
+        assert not list((hyp.home / "lake").rglob("*.parquet"))
+
+
+def use_shared_lake(hyp: Hyp) -> None:
+    (flushed,) = hyp.ok("flush")["datasets"]
+    assert flushed["rows_written"] == 300
+    hyp.ingest(rows(300, start=150))
+    (flushed,) = hyp.ok("flush")["datasets"]
+    assert (flushed["rows_written"], flushed["rows_duplicate"]) == (150, 150)
+    (imported,) = hyp.ok("backfill", "claude")["providers"]
+    assert (imported["files"], imported["rows_written"]) == (4, 4 * ROWS), imported
+    (compacted,) = hyp.ok("maintain", DATASET, "--compact-only", "--force")["datasets"]
+    assert compacted["files_after"] < compacted["files_before"]
+    counted = f"SELECT count(*) AS n, count(DISTINCT part_id) AS parts FROM {DATASET}"
+    assert hyp.query(counted) == [{"n": 450 + 4 * ROWS, "parts": 450 + 4 * ROWS}]
+    whole = hyp.run("query", "sql", f"SELECT * FROM {DATASET}", "--format", "jsonl", "--refresh", "never")
+    assert len(whole.out.splitlines()) == 450 + 4 * ROWS, whole.err
+    assert hyp.ok("verify", "--deep")["ok"]
+
+
+def require_no_secret(*folders: Path) -> None:
+    """No file of the driver or of a worker contains a password or a key, apart from the cluster's own settings."""
+    secrets = [SECRET.encode(), *(value.encode() for name, value in ENVIRONMENT.items() if name != "AWS_ACCESS_KEY_ID")]
+    for path in (path for folder in folders for path in folder.rglob("*") if path.is_file()):
+        if path.name != "spark-defaults.conf":
+            assert not any(secret in path.read_bytes() for secret in secrets), path
+
+
 @pytest.mark.hazard(116)
 def test_a_machine_that_cannot_work_is_named_before_the_first_job_and_rows_stay_in_the_spool(
     hyp: Hyp, mounts: None, tmp_path: Path
@@ -118,6 +176,16 @@ def test_a_machine_that_cannot_work_is_named_before_the_first_job_and_rows_stay_
         assert (refused.code, refused.json["error"]["kind"]) == (3, "executor_unusable")
         assert "executor on 127.0.0.1" in refused.json["error"]["message"]
         assert "/missing/python" in refused.json["error"]["message"]
+        hyp.run("engine", "stop")
+        # As if another version of hypaware were installed there.
+        other = tmp_path / "python"
+        other.write_text(f'#!/bin/sh\n{EXPECTED}="hypaware 99.0, Python 3.99" exec {sys.executable} "$@"\n')
+        other.chmod(0o755)
+        hyp.ok("config", "set", 'engine.spark."spark.pyspark.python"', str(other))
+        refused = hyp.run("flush", "--json")
+        assert (refused.code, refused.json["error"]["kind"]) == (3, "executor_unusable")
+        assert "executor on 127.0.0.1" in refused.json["error"]["message"]
+        assert f"this executor has {describe_versions()}, but the driver has" in refused.json["error"]["message"]
         hyp.run("engine", "stop")
     assert hyp.ok("status")["spool"]["rows"] == 30
     assert list(Home(hyp.home).lake.rglob(".probe-*")) == []

@@ -154,3 +154,19 @@ def test_the_lake_of_a_killed_driver_is_free_only_after_its_jvm_has_ended(
         owners_jvm.wait(processes.PATIENCE)
     assert psutil.wait_procs(workers, timeout=processes.PATIENCE)[1] == []
     assert not is_free(home.lake_lock)
+
+
+@pytest.mark.parametrize("for_cluster", [True, False])
+def test_the_settings_of_a_cluster_are_read_only_for_a_cluster(
+    launch: Callable[..., jvm.Jvm], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_cluster: bool
+) -> None:
+    (tmp_path / "hadoop").mkdir()
+    (tmp_path / "hadoop" / "core-site.xml").write_text(
+        "<configuration><property><name>fs.defaultFS</name><value>hdfs://cluster</value></property></configuration>"
+    )
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path / "hadoop"))
+    with closed_at_end(launch(memory="64m", for_cluster=for_cluster)) as process:
+        gateway = process.connect()
+        configured = gateway.jvm.org.apache.hadoop.conf.Configuration().get("fs.defaultFS")
+        gateway.shutdown()
+    assert configured == ("hdfs://cluster" if for_cluster else "file:///")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hypaware.engine import executors
 from hypaware.errors import NotReady
 from hypaware.home import storage
 from hypaware.home.storage import BucketSettings, ObjectPath, parse_location
@@ -84,3 +85,20 @@ def test_a_bucket_is_checked_before_it_is_used(root: ObjectPath, tmp_path: Path)
     storage.register_bucket(BUCKET, BucketSettings("http://127.0.0.1:1", "us-east-1", True, str(tmp_path / "none")))
     with pytest.raises(NotReady, match="none does not exist"):
         storage.check_bucket(root)
+
+
+def test_an_executor_that_cannot_use_the_bucket_is_named(root: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = root / ".probe"
+    storage.write_object(probe, probe.name.encode())
+    found = executors.probe_executor(1, [probe])
+    assert (found.unseen, found.error) == ((), "")
+    assert all(path.exists() for path in found.written)
+    assert executors.probe_executor(1, [root / "other"]).unseen == (str(root),)
+
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of another bucket")
+    storage._stores.clear()
+    refused = executors.probe_executor(1, [probe])
+    message = executors._not_shared(refused, refused.unseen, in_bucket=True).message
+    assert f"the Spark executor on {refused.machine} cannot write to the lake: the bucket {BUCKET}" in message
+    assert "does not accept the credentials" in message
+    assert "Each worker needs the keys of the bucket" in message

@@ -15,7 +15,8 @@ from hypaware.config import parse_config, read_config_text
 from hypaware.config.schema import LakeConfig, LakeS3Config
 from hypaware.errors import NotReady
 from hypaware.home import Home
-from hypaware.home.storage import BucketSettings, ObjectPath, register_bucket
+from hypaware.home.s3_keys import find_region
+from hypaware.home.storage import ENVIRONMENT, BucketSettings, ObjectPath, register_bucket
 
 LAKE_NAME = "hyp"
 """The name of the lease. A database holds one lake."""
@@ -55,13 +56,22 @@ class SharedLake:
         return urlsplit(self.uri)._replace(query="").geturl()
 
     @property
+    def keys_file(self) -> str | None:
+        """The file with the keys of the bucket, or None if they are found as the AWS tools find them."""
+        named = self.s3.credentials
+        return None if named == ENVIRONMENT else str(Path(named).expanduser())
+
+    @property
     def root(self) -> ObjectPath:
         return ObjectPath(self.warehouse)
 
     def register(self) -> None:
         """Make the bucket known to this process."""
         s3 = self.s3
-        register_bucket(self.root.bucket, BucketSettings(s3.endpoint, s3.region, s3.path_style, s3.credentials))
+        # Tasks on other machines get these, so they name what this machine found.
+        credentials = self.keys_file or ENVIRONMENT
+        region = find_region(s3.region)
+        register_bucket(self.root.bucket, BucketSettings(s3.endpoint, region, s3.path_style, credentials))
 
 
 def find_shared_lake(home: Home) -> SharedLake | None:

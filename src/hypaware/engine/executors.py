@@ -5,8 +5,9 @@ from their PATH, with the packages of an archive that the driver sends. Their wo
 those of the driver in EXPECTED and ends with a message if they differ, also on executors that join later.
 
 `check_executors` runs one task for each core when a session opens. It finds machines without Python or hypaware, and
-machines that do not share the folders into which tasks write: a task must read the driver's probe file there, and the
-driver that of the task. Otherwise rows would be written to the disk of some executor and be missing from the lake.
+machines that do not share the folders or the bucket into which tasks write: a task must read the driver's probe there,
+and the driver that of the task. Otherwise rows would be written to the disk of some executor and be missing from the
+lake, or every task would fail for want of keys.
 
 @ref engine#cluster
 """
@@ -32,6 +33,7 @@ from hypaware.engine.package_archive import ensure_package_archive
 from hypaware.engine.worker_daemon import EXPECTED, describe_versions
 from hypaware.errors import NotReady
 from hypaware.home import durable_files
+from hypaware.home.storage import ObjectPath, check_bucket, write_object
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,9 +63,9 @@ def executor_settings(cache: Path, extra: Mapping[str, str]) -> dict[str, str]:
 class Probe(NamedTuple):
     machine: str
     unseen: tuple[str, ...]
-    """The folders in which the driver's probe file cannot be read."""
-    written: tuple[str, ...]
-    """Files that the driver must see."""
+    """The folders in which the driver's probe cannot be read."""
+    written: tuple[Path, ...]
+    """Probes that the driver must see."""
     error: str = ""
 
 
@@ -75,44 +77,54 @@ def check_executors(spark: SparkSession, folders: Sequence[Path]) -> None:
     probes: list[Path] = []
     try:
         for folder in folders:
-            durable_files.make_dir(folder)
+            if isinstance(folder, ObjectPath):
+                check_bucket(folder)
             probes.append(folder / name)
-            probes[-1].write_text(name)
+            _write_probe(probes[-1], name)
         # Spark fills all free cores at once, so these reach every executor that has registered.
         width = context.defaultParallelism
-        probe = partial(probe_executor, paths=tuple(map(str, probes)))
+        probe = partial(probe_executor, paths=tuple(probes))
         try:
             found: list[Probe] = context.parallelize(range(width), width).map(probe).collect()
         except Py4JJavaError as error:
             raise _explain(str(error.java_exception.getMessage())) from error
         for each in found:
-            probes += map(Path, each.written)
+            probes += each.written
         for each in found:
-            unseen = [*each.unseen, *(str(Path(path).parent) for path in each.written if not Path(path).exists())]
+            unseen = [*each.unseen, *(str(path.parent) for path in each.written if not path.exists())]
             if each.error or unseen:
-                raise _not_shared(each, unseen)
+                raise _not_shared(each, unseen, in_bucket=isinstance(folders[0], ObjectPath))
     finally:
         for path in probes:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 
 
-def probe_executor(number: int, paths: Sequence[str]) -> Probe:
-    """Look for the driver's probe files in an executor, and write one next to each."""
+def probe_executor(number: int, paths: Sequence[Path]) -> Probe:
+    """Look for the driver's probes in an executor, and write one next to each."""
     unseen, written, problem = [], [], ""
     for path in paths:
         try:
-            if Path(path).read_text() != Path(path).name:
-                unseen.append(str(Path(path).parent))
+            if path.read_bytes().decode() != path.name:
+                unseen.append(str(path.parent))
                 continue
-            own = Path(f"{path}-{socket.gethostname()}-{os.getpid()}-{number}")
-            own.touch(mode=0o600)
-            written.append(str(own))
+            own = path.with_name(f"{path.name}-{socket.gethostname()}-{os.getpid()}-{number}")
+            _write_probe(own, own.name)
+            written.append(own)
         except FileNotFoundError:
-            unseen.append(str(Path(path).parent))
-        except OSError as error:
+            unseen.append(str(path.parent))
+        except (OSError, NotReady) as error:
             problem = str(error)
     return Probe(socket.gethostname(), tuple(unseen), tuple(written), problem)
+
+
+def _write_probe(path: Path, text: str) -> None:
+    if isinstance(path, ObjectPath):
+        write_object(path, text.encode())
+        return
+    durable_files.make_dir(path.parent)
+    path.touch(mode=0o600)
+    path.write_text(text)
 
 
 def _wait_for_executor(spark: SparkSession) -> None:
@@ -149,11 +161,14 @@ def _explain(message: str) -> NotReady:
     )
 
 
-def _not_shared(probe: Probe, unseen: Sequence[str]) -> NotReady:
-    reason = probe.error or f"it does not share {' and '.join(sorted(set(unseen)))} with this machine"
+def _not_shared(probe: Probe, unseen: Sequence[str], *, in_bucket: bool = False) -> NotReady:
+    places = sorted(set(unseen))
+    reason = probe.error or f"it does not share {' and '.join(places)} with this machine"
+    fix = "Mount the same folder there on all machines of the cluster"
+    if in_bucket:
+        fix = "Each worker needs the keys of the bucket in its environment or on its machine"
     return NotReady(
-        f"the Spark executor on {probe.machine} cannot write to the lake: {reason}. Mount the same folder there on all "
-        "machines of the cluster",
+        f"the Spark executor on {probe.machine} cannot write to the lake: {reason}. {fix}",
         kind="lake_not_shared",
         repair="hyp config set engine.master 'local[*]'",
     )

@@ -152,11 +152,15 @@ def open_session(
     own_jars = jars.find_installed_jars(cache)
     shared_jars = jars.find_installed_jars(cache, jars.shared_jars()) if shared else ()
     extra = dict(extra or {})
-    master_settings = _cluster_settings(home, master, own_jars + shared_jars, memory, secret_file)
+    master_settings = _cluster_settings(home, master, own_jars + shared_jars, memory, secret_file, shared)
     if not is_local(master):
         from hypaware.engine import executors
 
         extra |= executors.executor_settings(cache, extra)
+        if shared is not None:
+            from hypaware.engine.shared_session import shared_executor_settings
+
+            extra |= shared_executor_settings(shared)
     class_path = jvm.build_class_path(own_jars)
     if archive_options is None:
         archive_options = class_archive.archive_options(class_archive.locate_archive(cache, java_found, class_path))
@@ -186,12 +190,12 @@ def open_session(
         try:
             spark = _connect(process, settings)
             if not is_local(master):
-                executors.check_executors(spark, (home.warehouse, home.settlements))
+                executors.check_executors(spark, (shared.root,) if shared else (home.warehouse, home.settlements))
             if _SHUFFLE_PARTITIONS not in extra:
                 cores = spark.sparkContext.defaultParallelism
                 spark.conf.set(_SHUFFLE_PARTITIONS, max(cores, _MIN_SHUFFLE_PARTITIONS))
         except Exception as error:
-            if is_local(master) or isinstance(error, NotReady):
+            if is_local(master) or isinstance(error, HypError):
                 raise
             raise _unreachable(master, error) from error
     except BaseException:
@@ -308,7 +312,9 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def _cluster_settings(home: Home, master: str, jars: Sequence[Path], memory: str, secret_file: str) -> dict[str, str]:
+def _cluster_settings(
+    home: Home, master: str, jars: Sequence[Path], memory: str, secret_file: str, shared: SharedLake | None
+) -> dict[str, str]:
     """Return the settings of a cluster, with this machine's address on the network of the master, for the executors.
 
     Fails early if the master does not answer, because Spark would retry for a minute and then end the JVM.
@@ -320,7 +326,7 @@ def _cluster_settings(home: Home, master: str, jars: Sequence[Path], memory: str
     if url.scheme != _STANDALONE or not url.hostname:
         here = socket.getfqdn()
     else:
-        security = _cluster_security(home, secret_file)
+        security = _cluster_security(home, secret_file, shared)
         try:
             with socket.create_connection((url.hostname, url.port or _MASTER_PORT), timeout=_CONNECT_SECONDS) as sock:
                 here = str(sock.getsockname()[0])
@@ -335,8 +341,13 @@ def _cluster_settings(home: Home, master: str, jars: Sequence[Path], memory: str
     }
 
 
-def _cluster_security(home: Home, secret_file: str) -> dict[str, str]:
-    """Return the settings for the secret of a standalone cluster, which encrypt the traffic too."""
+def _cluster_security(home: Home, secret_file: str, shared: SharedLake | None) -> dict[str, str]:
+    """Return the settings for the secret of a standalone cluster, which encrypt the traffic too.
+
+    Spark sends the settings of the catalog to every executor, so a password among them must be encrypted on its way.
+    """
+    if not secret_file and shared is not None and shared.password:
+        raise _unusable_secret("it is not set, so the password of the database would be sent without encryption")
     if not secret_file:
         return {"spark.authenticate": "false"}
     path = home.root / Path(secret_file).expanduser()

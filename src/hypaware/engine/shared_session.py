@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
@@ -28,7 +27,6 @@ from py4j.protocol import Py4JError
 from hypaware.config.shared_lake import LAKE_NAME, SharedLake
 from hypaware.errors import NotReady, Retryable
 from hypaware.home.s3_keys import find_region
-from hypaware.home.storage import ENVIRONMENT
 from hypaware.iceberg import catalog
 from hypaware.iceberg.metadata import CATALOG
 from hypaware.state import lake_lease
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
+_KEYS_FILE = "AWS_SHARED_CREDENTIALS_FILE"
 _FILE_PROVIDER = "software.amazon.awssdk.auth.credentials.ProfileCredentialsProvider"
 
 
@@ -53,11 +52,16 @@ def shared_settings(shared: SharedLake) -> dict[str, str]:
     }
     if s3.endpoint:
         settings["s3.endpoint"] = s3.endpoint
-    if s3.credentials != ENVIRONMENT:
+    if shared.keys_file:
         # The SDK reads the name of the file from the environment of the JVM, which inherits this one.
-        os.environ["AWS_SHARED_CREDENTIALS_FILE"] = str(Path(s3.credentials).expanduser())
+        os.environ[_KEYS_FILE] = shared.keys_file
         settings["client.credentials-provider"] = _FILE_PROVIDER
     return settings | {f"jdbc.{name}": value for name, value in _login(shared).items()}
+
+
+def shared_executor_settings(shared: SharedLake) -> dict[str, str]:
+    """Return the settings with which executors find the keys: those of their machine, or in a file that it has too."""
+    return {f"spark.executorEnv.{_KEYS_FILE}": shared.keys_file} if shared.keys_file else {}
 
 
 def _login(shared: SharedLake) -> dict[str, str]:

@@ -324,9 +324,12 @@ def _store_errors(path: ObjectPath) -> Iterator[Any]:
 
     A bucket that does not exist and keys that are not accepted are reported as NotReady, which the user must fix.
     """
-    extras.require("team")
-    import obstore
-    from obstore import exceptions
+    try:
+        import obstore
+        from obstore import exceptions
+    except ModuleNotFoundError:
+        extras.require("team")
+        raise
 
     try:
         yield obstore

@@ -84,11 +84,12 @@ class SegmentTask:
 
     @property
     def inputs(self) -> tuple[SegmentSlice, ...]:
-        return self.slices
+        """The slices of files. Every machine can read those of objects."""
+        return tuple(each for each in self.slices if not isinstance(each.path, ObjectPath))
 
     def with_copies(self, copies: Sequence[Path | Exception]) -> SegmentTask:
-        placed = zip(self.slices, copies, strict=True)
-        return replace(self, slices=tuple(replace(each, copy=copy) for each, copy in placed))
+        placed = dict(zip(self.inputs, copies, strict=True))
+        return replace(self, slices=tuple(replace(each, copy=placed.get(each)) for each in self.slices))
 
     def run(self) -> BuildResult:
         dataset, built = datasets.get(self.settings.dataset), BuildResult()

@@ -80,7 +80,8 @@ class SparkLake:
             if not is_local(spark.master):
                 if isinstance(tasks[0], DriverTask):
                     return [build.run_catching(task, counts) for task in tasks]
-                if travelling := [task for task in tasks if isinstance(task, InputTask)]:
+                travelling = [task for task in tasks if isinstance(task, InputTask)]
+                if any(task.inputs for task in travelling):
                     with self._sending_input:
                         found = task_input.run_tasks(spark, travelling, self._answers, counts)
                     return [self._explain(each) if isinstance(each, Exception) else each for each in found]

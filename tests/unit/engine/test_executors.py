@@ -6,13 +6,17 @@ import os
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hypaware.config.schema import LakeS3Config
+from hypaware.config.shared_lake import SharedLake
 from hypaware.engine import executors
 from hypaware.engine.package_archive import ensure_package_archive
 from hypaware.engine.session import is_local, read_spark_defaults
+from hypaware.engine.shared_session import shared_executor_settings
 from hypaware.engine.worker_daemon import EXPECTED, describe_versions
 
 
@@ -27,7 +31,8 @@ def test_the_archive_has_hypaware_and_all_that_tasks_import_but_not_spark(cache:
         file.extractall(tmp_path)
     assert not (tmp_path / "pyspark").exists()
     # Without site-packages: what is imported comes from the archive.
-    asked = "import hypaware, pyarrow, orjson, hypaware.lake.build; print(hypaware.__file__, hypaware.__version__)"
+    asked = "import hypaware, pyarrow, orjson, obstore, hypaware.lake.build"
+    asked += "; print(hypaware.__file__, hypaware.__version__)"
     asked += "; from hypaware import plugins; print(len(plugins.list_plugins()))"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     python = getattr(sys, "_base_executable", sys.executable)
@@ -57,6 +62,15 @@ def test_archives_of_the_user_are_sent_next_to_that_of_hypaware(cache: Path) -> 
     assert settings["spark.pyspark.python"] == f"python3.{sys.version_info.minor}"
 
 
+def test_an_executor_gets_the_name_of_the_file_with_the_keys_of_a_bucket() -> None:
+    named = SharedLake("postgresql://db/lake", "s3://bucket/lake", s3=LakeS3Config(credentials="~/keys"))
+    assert shared_executor_settings(named) == {
+        "spark.executorEnv.AWS_SHARED_CREDENTIALS_FILE": str(Path("~/keys").expanduser())
+    }
+    found_by_each_machine = replace(named, s3=LakeS3Config())
+    assert shared_executor_settings(found_by_each_machine) == {}
+
+
 def test_an_executor_with_another_version_of_hypaware_ends_with_both_versions() -> None:
     environment = {**os.environ, EXPECTED: "hypaware 99.0, Python 3.99"}
     command = [sys.executable, "-m", "hypaware.engine.worker_daemon"]
@@ -79,9 +93,9 @@ def test_a_machine_that_does_not_share_a_folder_of_the_lake_says_so(tmp_path: Pa
     for name in ("shared", "other"):
         (tmp_path / name).mkdir()
     (tmp_path / "shared" / ".probe").write_text(".probe")
-    found = executors.probe_executor(1, [str(tmp_path / "shared" / ".probe"), str(tmp_path / "other" / ".probe")])
+    found = executors.probe_executor(1, [tmp_path / "shared" / ".probe", tmp_path / "other" / ".probe"])
     assert found.unseen == (str(tmp_path / "other"),)
-    assert [Path(path).parent for path in found.written] == [tmp_path / "shared"]
+    assert [path.parent for path in found.written] == [tmp_path / "shared"]
     message = executors._not_shared(found, found.unseen).message
     assert found.machine in message
     assert str(tmp_path / "other") in message
