@@ -176,7 +176,7 @@ class DecompressionLimits:
 
 
 def decompress(
-    blocks: Blocks, encodings: Sequence[str], limits: DecompressionLimits, size: int = 0
+    blocks: Iterable[bytes | bytearray], encodings: Sequence[str], limits: DecompressionLimits, size: int = 0
 ) -> tuple[bytes | bytearray, str | None]:
     """Decompress blocks: gzip, deflate (with a zlib frame or raw), br and zstd, also several in sequence.
 
@@ -203,8 +203,9 @@ def decompress(
         for block in blocks:
             compressed_size += len(block)
             # A block may be an entire body.
+            view = memoryview(block)
             for at in range(0, len(block), _STEP):
-                yield block[at : at + _STEP]
+                yield bytes(view[at : at + _STEP])
 
     stream = read_steps()
     for name in reversed(layers):

@@ -18,27 +18,26 @@ Headers = Sequence[tuple[str, str]]
 _BLOCK = 1 << 16
 
 
-@dataclass(frozen=True)
+@dataclass
 class RecordedBody:
-    """The bytes of one direction, still encoded: in memory or, if large, in a private file (mode 0600)."""
+    """The bytes of one direction, still encoded: in memory or, if large, in a private file (mode 0600).
 
-    content: bytes | Path = b""
+    Not frozen: the recorder adds to it until the exchange has ended.
+    """
+
+    content: bytes | bytearray | Path = b""
     size: int = 0
     """Bytes that passed; more than were kept if the recorder stopped keeping them."""
     complete: bool = True
     """Whether all bytes that passed were kept."""
 
-    def blocks(self) -> Iterator[bytes]:
-        if isinstance(self.content, bytes):
+    def blocks(self) -> Iterator[bytes | bytearray]:
+        if not isinstance(self.content, Path):
             yield self.content
             return
         with open(self.content, "rb") as file:
             while block := file.read(_BLOCK):
                 yield block
-
-    def delete(self) -> None:
-        if isinstance(self.content, Path):
-            self.content.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

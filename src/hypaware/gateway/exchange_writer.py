@@ -34,7 +34,7 @@ from hypaware.gateway.decode import decode_exchange, redact_exchange
 from hypaware.gateway.exchange import DecodedExchange, RecordedExchange
 from hypaware.gateway.projection.conversation import ConversationCache
 from hypaware.gateway.projection.projector import Projection, SessionFacts, project_exchange, skip_exchange
-from hypaware.gateway.raw_exchanges import StoredParts, build_raw_row
+from hypaware.gateway.raw_exchanges import RawRow, StoredParts, build_raw_row
 from hypaware.gateway.senders import list_session_headers
 from hypaware.model.datasets import Row, RowRejected, coerce_row
 from hypaware.model.privacy_class import PrivacyClass
@@ -163,7 +163,7 @@ class ExchangeWriter:
                     counts = self.counts
                     self.counts = replace(counts, ignored=counts.ignored + 1, last_exchange_at=decoded.ended_at)
                     return
-                rows = self._build_rows(decoded, projection, redactions)
+                rows = build_rows(decoded, projection, redactions, self._parts, self._gateway_id)
             except BaseException:
                 self._conversations.rollback(projection.changes)
                 raise
@@ -186,7 +186,8 @@ class ExchangeWriter:
                         batch.steps[0]()
                         batch.steps.popleft()
                     for entry in batch.entries:
-                        entry.on_stored()
+                        self._parts.add(entry.raw)
+                        self._count_stored(entry)
                 except Retryable:
                     raise
                 except Exception as error:
@@ -198,37 +199,20 @@ class ExchangeWriter:
                         self._count_lost(1)
                 self._batches.popleft()
 
-    def _build_rows(self, decoded: DecodedExchange, projection: Projection, redactions: Counter[str]) -> ExchangeRows:
-        raw = build_raw_row(decoded, projection, self._parts)
-        is_complete = True
-        try:
-            row = coerce_row(AI_GATEWAY_EXCHANGES, raw.row, self._gateway_id)
-        except RowRejected as reason:
-            is_complete = False
-            row = coerce_row(AI_GATEWAY_EXCHANGES, drop_bodies(raw.row, reason), self._gateway_id)
-        native, fallback, rejected = coerce_messages(projection.rows, self._gateway_id)
-        for column in rejected:
-            log.warning("exchange %s: a message that does not fit will be rejected: %s", decoded.exchange_id, column)
-
-        def on_stored() -> None:
-            if is_complete:
-                self._parts.add(raw)
-            counts = self.counts
-            unknown, without_row = _add_skipped(counts, projection.skipped)
-            self.counts = replace(
-                counts,
-                recorded=counts.recorded + 1,
-                rows=counts.rows + len(native) + len(fallback),
-                rejected_rows=counts.rejected_rows + len(rejected),
-                unreachable=counts.unreachable + (decoded.error == "upstream_down"),
-                unknown=unknown,
-                without_row=without_row,
-                redacted=dict(Counter(counts.redacted) + redactions),
-                last_exchange_at=decoded.ended_at,
-            )
-
-        size = sum(len(text) for text in (decoded.request_text, decoded.response_text) if text)
-        return ExchangeRows(row, native, fallback, size, on_stored)
+    def _count_stored(self, stored: ExchangeRows) -> None:
+        counts = self.counts
+        unknown, without_row = _add_skipped(counts, stored.skipped)
+        self.counts = replace(
+            counts,
+            recorded=counts.recorded + 1,
+            rows=counts.rows + len(stored.native_rows) + len(stored.fallback_rows),
+            rejected_rows=counts.rejected_rows + stored.rejected,
+            unreachable=counts.unreachable + stored.is_unreachable,
+            unknown=unknown,
+            without_row=without_row,
+            redacted=dict(Counter(counts.redacted) + stored.redacted),
+            last_exchange_at=stored.ended_at,
+        )
 
     def _count_lost(self, lost: int) -> None:
         self._conversations.clear()
@@ -252,22 +236,57 @@ def _add_skipped(counts: ExchangeCounts, skipped: Mapping[str, int]) -> tuple[di
     return dict(unknown), dict(without_row)
 
 
-def coerce_messages(rows: Sequence[Row], gateway_id: str) -> tuple[list[Row], list[Row], list[str]]:
-    """Return native rows, with those that the flush will reject; fallback rows; and the columns that do not fit."""
+@dataclass(frozen=True)
+class ExchangeRows:
+    raw: RawRow
+    native_rows: Sequence[Row]
+    """Messages with the client's own id, and those that the flush will reject."""
+    fallback_rows: Sequence[Row]
+    """Messages that may wait for their transcript."""
+    rejected: int
+    skipped: Mapping[str, int]
+    redacted: Counter[str]
+    is_unreachable: bool
+    ended_at: datetime
+    size: int
+    """Approximate size in memory, in bytes."""
+
+
+def build_rows(
+    decoded: DecodedExchange, projection: Projection, redacted: Counter[str], parts: StoredParts, gateway_id: str
+) -> ExchangeRows:
+    """Build the raw row and the message rows of an exchange, with the types of their tables."""
+    raw = build_raw_row(decoded, projection, parts)
+    try:
+        raw = replace(raw, row=coerce_row(AI_GATEWAY_EXCHANGES, raw.row, gateway_id))
+    except RowRejected as reason:
+        row = coerce_row(AI_GATEWAY_EXCHANGES, drop_bodies(raw.row, reason), gateway_id)
+        raw = replace(raw, row=row, new=frozenset())
     native: list[Row] = []
     fallback: list[Row] = []
-    rejected: list[str] = []
-    for row in rows:
+    rejected = 0
+    for row in projection.rows:
         try:
             stored = coerce_row(AI_GATEWAY_MESSAGES, row, gateway_id)
+            (fallback if is_fallback_row(stored) else native).append(stored)
         except RowRejected as reason:
-            rejected.append(_column_of(reason))
+            rejected += 1
+            column = _column_of(reason)
+            log.warning("exchange %s: a message that does not fit will be rejected: %s", decoded.exchange_id, column)
             with suppress(TypeError):
                 orjson.dumps(row)
                 native.append(row)
-        else:
-            (fallback if is_fallback_row(stored) else native).append(stored)
-    return native, fallback, rejected
+    return ExchangeRows(
+        raw=raw,
+        native_rows=native,
+        fallback_rows=fallback,
+        rejected=rejected,
+        skipped=projection.skipped,
+        redacted=redacted,
+        is_unreachable=decoded.error == "upstream_down",
+        ended_at=decoded.ended_at,
+        size=sum(len(text) for text in (decoded.request_text, decoded.response_text) if text),
+    )
 
 
 def drop_bodies(row: Row, reason: RowRejected) -> Row:
@@ -290,25 +309,12 @@ def _column_of(reason: RowRejected) -> str:
     return str(reason).partition(":")[0]
 
 
-@dataclass(frozen=True)
-class ExchangeRows:
-    raw: Row
-    native_rows: Sequence[Row]
-    """Messages with the client's own id."""
-    fallback_rows: Sequence[Row]
-    """Messages that may wait for their transcript."""
-    size: int
-    """Approximate size in memory, in bytes."""
-    on_stored: Callable[[], None]
-    """Called when all rows are durable."""
-
-
 class _Batch:
     """Exchanges whose rows are appended together, and the steps of it that remain to be done."""
 
     def __init__(self, entries: Sequence[ExchangeRows], append: Callable[..., int]) -> None:
         self.entries = entries
-        raws = [entry.raw for entry in entries]
+        raws = [entry.raw.row for entry in entries]
         native = [row for entry in entries for row in entry.native_rows]
         fallback = [row for entry in entries for row in entry.fallback_rows]
         self.steps: deque[Callable[[], object]] = deque(

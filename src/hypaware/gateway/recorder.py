@@ -1,13 +1,14 @@
 """The recorder: copies exchanges while they stream and stores them when they have ended.
 
 An `ExchangeCapture` is one running exchange: the event loop adds bytes to its two buffers and never blocks. When it
-ends, it becomes a `RecordedExchange`, waits in a bounded queue and goes to the exchange handler on a single thread. If
-the queue is full, the exchange is dropped, counted and reported; streams never wait. When no other exchange waits, the
-recorder asks the handler's owner to store what it was given, so that a burst of exchanges shares its fsyncs. If either
-raises `Retryable` (a full disk), it is tried again until the recorder stops. Any other error concerns one exchange.
+ends, it becomes a `RecordedExchange`, waits in a bounded queue and goes to the exchange handler on a single thread,
+which first waits until the files of its bodies are written. If the queue is full, the exchange is dropped, counted and
+reported; streams never wait. When no other exchange waits, the recorder asks the handler's owner to store what it was
+given, so that a burst of exchanges shares its fsyncs. If either raises `Retryable` (a full disk), it is tried again
+until the recorder stops. Any other error concerns one exchange.
 
 Small bodies stay in memory. Above `RecorderLimits.in_memory` a `BodyBuffer` moves its bytes to a file in the spill
-directory (directory 0700, file 0600, random name), which a single thread writes. If the memory that all buffers share
+directory (directory 0700, file 0600, random name), which another thread writes. If the memory that all buffers share
 is exhausted, or a body exceeds `RecorderLimits.body_size`, the buffer stops: the body is incomplete, and the stream
 continues. Spill files need not be durable: a running exchange is lost with its process.
 
@@ -40,7 +41,7 @@ _SPILL_SUFFIX = ".spill"
 _LOW_MEMORY_LIMIT = 16 << 10
 _BYTES_BETWEEN_TRIMS = 16 << 20
 ExchangeHandler = Callable[[RecordedExchange], None]
-"""Reads the bodies while it runs; their files are deleted afterwards. The exchange may become durable later: when the
+"""Reads the bodies while it runs; their files are removed afterwards. The exchange may become durable later: when the
 recorder calls `store`."""
 _before_keep = faults.crash_point("gateway.keep.before-keep", "an exchange has ended; nothing of it is stored")
 _after_keep = faults.crash_point(
@@ -96,41 +97,44 @@ class ExchangeCapture:
         if self._finished or not self._route.recorded:
             return
         self._finished = True
-        ended_at = max(datetime.now(UTC), self._started_at)
         self.request.close()
         self.response.close()
+        first_byte_at = self.response.first_byte_at
+        recording = RecordedExchange(
+            exchange_id=self._exchange_id,
+            started_at=self._started_at,
+            ended_at=max(datetime.now(UTC), self._started_at),
+            first_byte_ms=None if first_byte_at is None else round((first_byte_at - self._began_at) * 1000),
+            upstream=self._route.name,
+            provider=self._route.provider,
+            client_name=self._route.client,
+            method=self._method,
+            path=self._path,
+            request_headers=self._request_headers,
+            request=self.request.body,
+            status=self.status,
+            response_headers=self.response_headers,
+            response=self.response.body,
+            error=error,
+        )
+        recorder = self._recorder
+        # The end marker must always fit, so the limit is checked here and not by the queue.
+        if recorder.queue.qsize() < recorder.limits.queued_exchanges:
+            recorder.queue.put((recording, self))
+        else:
+            recorder.spill.queue.put(self._drop)
 
-        def enqueue() -> None:
-            first_byte_at = self.response.first_byte_at
-            recording = RecordedExchange(
-                exchange_id=self._exchange_id,
-                started_at=self._started_at,
-                ended_at=ended_at,
-                first_byte_ms=None if first_byte_at is None else round((first_byte_at - self._began_at) * 1000),
-                upstream=self._route.name,
-                provider=self._route.provider,
-                client_name=self._route.client,
-                method=self._method,
-                path=self._path,
-                request_headers=self._request_headers,
-                request=self.request.take_body(),
-                status=self.status,
-                response_headers=self.response_headers,
-                response=self.response.take_body(),
-                error=error or self.response.stop_reason or self.request.stop_reason,
-            )
-            recorder = self._recorder
-            # The end marker must always fit, so the limit is checked here and not by the queue.
-            if recorder.queue.qsize() < recorder.limits.queued_exchanges:
-                recorder.queue.put((recording, self))
-                return
-            _release(recording, self)
-            recorder.count("dropped")
-            if recorder.counts.dropped.bit_count() == 1:
-                log.warning("recording cannot keep up: %d exchanges dropped so far", recorder.counts.dropped)
+    def _drop(self) -> None:
+        self.release()
+        self._recorder.count("dropped")
+        dropped = self._recorder.counts.dropped
+        if dropped.bit_count() == 1:
+            log.warning("recording cannot keep up: %d exchanges dropped so far", dropped)
 
-        # After its own writes and those of earlier captures: exchanges are stored in the order in which they ended.
-        self._recorder.spill.queue.put(enqueue)
+    def release(self) -> None:
+        """Free the memory and remove the files. Call it once, after the files are written."""
+        self.request.release()
+        self.response.release()
 
 
 class Recorder:
@@ -169,6 +173,9 @@ class Recorder:
         processed = 0
         while (item := self.queue.get()) is not None:
             recording, capture = item
+            reason = capture.response.wait_until_written() or capture.request.wait_until_written()
+            if reason and not recording.error:
+                recording = replace(recording, error=reason)
             processed += recording.request.size + recording.response.size
             complete = recording.request.complete and recording.response.complete
             _before_keep()
@@ -179,7 +186,7 @@ class Recorder:
                 else:
                     self.count("failed")
             finally:
-                _release(recording, capture)
+                capture.release()
             # Free them before waiting for the next exchange.
             del item, recording, capture
             if self.queue.empty():
@@ -212,13 +219,6 @@ class Recorder:
     def count(self, *names: str) -> None:
         with self._lock:
             self.counts = replace(self.counts, **{name: getattr(self.counts, name) + 1 for name in names})
-
-
-def _release(recording: RecordedExchange, capture: ExchangeCapture) -> None:
-    recording.request.delete()
-    recording.response.delete()
-    capture.request.release()
-    capture.response.release()
 
 
 class SpillDirectory:
@@ -272,16 +272,19 @@ class SpillDirectory:
 
 
 class BodyBuffer:
+    """The body of one direction while it passes. The recorder's thread may read it after `wait_until_written`."""
+
     def __init__(self, spill: SpillDirectory) -> None:
         self._spill = spill
         self._buffer = bytearray()
         self._reserved = 0
         self._path: Path | None = None
         self._fd: int | None = None
-        """Only the spill thread opens and writes the file."""
+        """Only the spill thread opens, writes and closes the file."""
         self._failed = False
         self._closed = False
-        self.size = 0
+        self._written = threading.Event()
+        self.body = RecordedBody(self._buffer)
         self.first_byte_at: float | None = None
         self.stop_reason: str | None = None
         """Why the buffer takes no more bytes: recorder_behind, body_too_large, spill_failed, not_recorded."""
@@ -291,13 +294,13 @@ class BodyBuffer:
             return
         if self.first_byte_at is None:
             self.first_byte_at = time.perf_counter()
-        self.size += len(data)
+        self.body.size += len(data)
         if self.stop_reason is not None:
             return
-        if self.size > self._spill.limits.body_size:
-            self.stop_reason = "body_too_large"
+        if self.body.size > self._spill.limits.body_size:
+            self.stop("body_too_large")
         elif not self._spill.reserve(len(data)):
-            self.stop_reason = "recorder_behind"
+            self.stop("recorder_behind")
         else:
             self._reserved += len(data)
             self._buffer += data
@@ -306,32 +309,32 @@ class BodyBuffer:
 
     def stop(self, reason: str) -> None:
         self.stop_reason = self.stop_reason or reason
+        self.body.complete = False
 
     def close(self) -> None:
         """Ignore further bytes and queue the rest of a spilled body; from here on the spill thread owns the buffer."""
         self._closed = True
-        if self._path is not None:
-            self._write_to_file()
-
-    def take_body(self) -> RecordedBody:
-        """Return the body. Call once, on the spill thread, after the queued writes."""
         if self._path is None:
-            content, self._buffer = bytes(self._buffer), bytearray()
-            return RecordedBody(content, self.size, self.stop_reason is None)
-        if self._fd is not None:
-            os.close(self._fd)
-        if self._failed:
-            self.stop("spill_failed")
-        return RecordedBody(self._path if self._fd is not None else b"", self.size, self.stop_reason is None)
+            self._written.set()
+        else:
+            self._write_to_file()
+            self._spill.queue.put(self._close_file)
+
+    def wait_until_written(self) -> str | None:
+        """Return why the body is incomplete, or None."""
+        self._written.wait()
+        return self.stop_reason
 
     def release(self) -> None:
-        """Release the memory that the buffer has reserved."""
+        """Release the memory that the buffer has reserved, and remove the file."""
         self._spill.release(self._reserved)
         self._reserved = 0
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
     def _write_to_file(self) -> None:
         if self._path is None:
-            self._path = self._spill.path / f"{secrets.token_hex(12)}{_SPILL_SUFFIX}"
+            self._path = self.body.content = self._spill.path / f"{secrets.token_hex(12)}{_SPILL_SUFFIX}"
         if self._buffer:
             # The spill thread owns the data from here on, and releases its memory after the write.
             data, self._buffer = self._buffer, bytearray()
@@ -349,3 +352,12 @@ class BodyBuffer:
             except OSError:
                 self._failed = True
         self._spill.release(len(data))
+
+    def _close_file(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+        else:
+            self.body.content = b""
+        if self._failed:
+            self.stop("spill_failed")
+        self._written.set()

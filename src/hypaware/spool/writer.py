@@ -109,14 +109,14 @@ class Spool:
                     raise
             span.set(row_count=len(rows))
         if segment.rows >= self._rule.max_rows or segment.bytes >= self._rule.max_bytes:
-            self.sealed_by_size += self._seal(kind, segment)
+            self.sealed_by_size += segment.seal() is not None
         return len(rows)
 
     def seal(self) -> int:
         """Seal every active segment of this process. Return the number of segments with rows."""
         with self._guard:
-            active = list(self._segments.items())
-        return sum(self._seal(kind, segment) for kind, segment in active)
+            active = list(self._segments.values())
+        return sum(segment.seal() is not None for segment in active)
 
     def close(self) -> None:
         with self._lingering:
@@ -149,32 +149,22 @@ class Spool:
                     self._sealer.start()
             return segment
 
-    def _seal(self, kind: _SegmentKind, segment: ActiveSegment) -> bool:
-        """Seal a segment. A failed seal leaves a durable, unlocked file, which the next flush repairs."""
-        try:
-            return segment.seal() is not None
-        except OSError:
-            return False
-        finally:
-            # Only now, so that `close` finds a segment that the sealer has begun to seal, and waits for it.
-            with self._guard:
-                if self._segments.get(kind) is segment:
-                    del self._segments[kind]
-
     def _seal_lingering(self) -> None:
         """Seal segments when their time is up. Ends with the last one, so that it does not keep the spool alive."""
         while True:
             with self._lingering:
+                # A segment that another thread has begun to seal stays, so that `close` finds it and waits for it.
+                self._segments = {kind: each for kind, each in self._segments.items() if not each.is_released}
                 now = time.monotonic()
-                ends = {kind: segment.opened_at + self._rule.linger for kind, segment in self._segments.items()}
-                due = [(kind, self._segments[kind]) for kind, end in ends.items() if end <= now]
+                ends = {segment: segment.opened_at + self._rule.linger for segment in self._segments.values()}
+                due = [segment for segment, end in ends.items() if end <= now]
                 if not due:
                     if self._closed or not ends:
                         self._sealer = None
                         return
                     self._lingering.wait(min(ends.values()) - now)
-            for kind, segment in due:
-                self._seal(kind, segment)
+            for segment in due:
+                segment.seal()
 
 
 class SegmentClosed(Exception):
@@ -214,6 +204,10 @@ class ActiveSegment:
     def is_usable(self) -> bool:
         return not self._is_closed
 
+    @property
+    def is_released(self) -> bool:
+        return self._fd < 0
+
     def append(self, rows: Sequence[Row]) -> None:
         """Append rows. Return when they are durable. Concurrent threads share an fsync."""
         with self._write:
@@ -239,7 +233,10 @@ class ActiveSegment:
             self._make_durable()
 
     def seal(self) -> Path | None:
-        """Seal the segment. Return its path, or None if it has no rows."""
+        """Seal the segment. Return its path, or None if it has no rows, or was sealed or abandoned before.
+
+        A failed seal returns None too: it leaves a durable, unlocked file, which the next flush repairs.
+        """
         with self._sync, self._write:
             try:
                 if self._is_closed:
@@ -255,6 +252,8 @@ class ActiveSegment:
                 durable_files.rename_durably(self.path, sealed)
                 _after_seal()
                 return sealed
+            except OSError:
+                return None
             finally:
                 self._release()
 

@@ -19,8 +19,8 @@ from hypaware.gateway import exchange_writer
 from hypaware.gateway.exchange import RecordedBody, RecordedExchange
 from hypaware.gateway.exchange_writer import OTHER_KINDS, OTHER_PATHS, ExchangeCounts, ExchangeWriter
 from hypaware.gateway.projection.conversation import ConversationCache
-from hypaware.gateway.projection.projector import project_exchange
-from hypaware.gateway.raw_exchanges import reproject_exchanges
+from hypaware.gateway.projection.projector import Projection, project_exchange
+from hypaware.gateway.raw_exchanges import StoredParts, reproject_exchanges
 from hypaware.home import Home
 from hypaware.home.session_context import session_columns
 from hypaware.model.datasets import Row, RowRejected, coerce_row
@@ -309,15 +309,17 @@ def test_a_binary_body_does_not_block_other_exchanges(home: Home) -> None:
     assert len(read_messages(home)) == 2
 
 
-def test_a_message_that_does_not_fit_is_kept_with_the_rejects() -> None:
+def test_a_message_that_does_not_fit_is_kept_with_the_rejects(caplog: pytest.LogCaptureFixture) -> None:
     good = {"provider": "p", "session_id": "s", "client_name": "c", "message_id": "m"}
-    native, fallback, rejected = exchange_writer.coerce_messages(
-        [{**good, "message_index": 2**40}, {**good, "content_text": "\ud800"}], "gateway-1"
-    )
+    unfit: tuple[Row, ...] = ({**good, "message_index": 2**40}, {**good, "content_text": "\ud800"})
+    exchange = exchange_samples.build_exchange("/v1/messages", {}, {})
+    built = exchange_writer.build_rows(exchange, Projection(rows=unfit), Counter(), StoredParts(), "gateway-1")
 
-    assert rejected == ["column message_index", "column content_text"]
-    assert native == [{**good, "message_index": 2**40}], "the flush rejects it with the reason"
-    assert fallback == []
+    assert built.rejected == 2
+    assert "column message_index" in caplog.text
+    assert "column content_text" in caplog.text
+    assert built.native_rows == [{**good, "message_index": 2**40}], "the flush rejects it with the reason"
+    assert built.fallback_rows == []
 
 
 def test_a_raw_row_with_a_body_that_does_not_fit_is_kept_without_it() -> None:

@@ -288,8 +288,7 @@ def test_a_failed_seal_leaves_an_unlocked_file_with_every_row(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(durable_files, "rename_durably", full)
-    with pytest.raises(OSError, match="No space"):
-        segment.seal()
+    assert segment.seal() is None
     monkeypatch.undo()
     (repaired,) = segments.repair_orphans(folder)
     assert (repaired.name, repaired.rows, repaired.bytes_cut) == (segment.name, 3, 0)
