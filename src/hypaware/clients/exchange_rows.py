@@ -18,7 +18,7 @@ import orjson
 from hypaware.clients.client import InvalidItem, Materializer, Provenance
 from hypaware.model.columns import preview
 from hypaware.model.datasets import Row
-from hypaware.model.expand import Exchange, Message, expand
+from hypaware.model.expand import Exchange, Expansion, Message
 
 _USAGE = '"usage":{'
 _SHAPES: tuple[type, ...] = (Exchange, Message)
@@ -57,7 +57,7 @@ def materialize(value: Any, provenance: Provenance, skipped: Counter[str]) -> It
         "source_path_hash": hashlib.sha256(path).hexdigest()[:16],
         "native_id": provenance.native_id,
     }
-    return expand(exchange, gateway=gateway, skipped=skipped)
+    return Expansion(exchange, gateway=gateway, skipped=skipped).rows()
 
 
 def count_tokens(row: Row) -> Mapping[str, int]:

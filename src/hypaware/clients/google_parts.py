@@ -13,7 +13,7 @@ from typing import Any
 
 from hypaware.clients.reader import unknown_type_reason
 from hypaware.model import canonical
-from hypaware.model.blocks import Block
+from hypaware.model.json_values import Block
 
 _MAX_COUNT = 2**53
 

@@ -9,29 +9,23 @@ The `attributes` column holds groups (client, usage, gateway, …) of values tha
 merge one level deep, and later ones win: client, message, exchange, gateway. Token counts are added last, and only to
 the one row of a response that carries them.
 
-The fallback id of a message whose client gave it none is `sha256(<scope>:<role>:<canonical JSON of its blocks>)`,
-first 16 hex digits. The scope is the conversation, or else the session, followed by the agent. Repeated messages in
-one thread get different ids: from the second on, the hash includes the number of earlier ones (`…:<n>`). Keys that
-clients add temporarily (`cache_control`, `caller`) are not hashed.
-
-The previous message is found along the client's links, or is simply the preceding one. Links lead through transcript
-lines that make no rows to a message: one that was added before, or an id that the links do not contain. A cycle leads
-to no message.
+A part's index is the position of its block, so it does not depend on the other blocks. Whether a block makes a part
+depends only on its type; its fields are checked afterwards. Plain text counts as one text block.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hypaware.model import canonical, sanitize
-from hypaware.model.blocks import Part, fill_columns, list_parts, to_blocks
 from hypaware.model.columns import ColumnType
 from hypaware.model.datasets import Row
-from hypaware.model.sanitize import repair_json, to_utc_text
+from hypaware.model.json_values import Block, to_blocks
+from hypaware.model.message_ids import Lineage, Occurrences, compute_fallback_id, fallback_scope
+from hypaware.model.sanitize import to_utc_text
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 
 Groups = dict[str, Any]
@@ -39,7 +33,19 @@ USAGE_KEYS = (
     *("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens"),
     *("reasoning_tokens", "total_tokens", "cache_write_1h_tokens"),
 )
-_VOLATILE_KEYS = ("cache_control", "caller")
+_PART_TYPES = {
+    "text": "text",
+    "thinking": "reasoning",
+    "redacted_thinking": "reasoning",
+    "tool_use": "tool_call",
+    "server_tool_use": "tool_call",
+    "tool_result": "tool_result",
+    "web_search_tool_result": "tool_result",
+    "image": "image",
+    "document": "file",
+    "file": "file",
+    "error": "error",
+}
 _FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "pause_turn": "pause"}
 # Columns that a parser may set, for the exchange or for one message; the others are computed.
 _SETTABLE_NAMES = (
@@ -110,16 +116,11 @@ class Exchange:
     links, each message follows the one before it."""
 
 
-def expand(exchange: Exchange, *, gateway: Mapping[str, Any], skipped: Counter[str]) -> Iterator[Row]:
-    """Yield the rows of the exchange's fresh messages; `gateway` is merged into `attributes.gateway`."""
-    expansion = _Expansion(exchange, gateway, skipped)
-    for message in exchange.messages:
-        yield from expansion.rows_of(message)
+class Expansion:
+    """The expansion of one exchange. `gateway` is merged into `attributes.gateway`."""
 
-
-class _Expansion:
-    def __init__(self, exchange: Exchange, gateway: Mapping[str, Any], skipped: Counter[str]) -> None:
-        self._skipped = skipped
+    def __init__(self, exchange: Exchange, *, gateway: Mapping[str, Any], skipped: Counter[str]) -> None:
+        self._messages, self._skipped = exchange.messages, skipped
         self._shared = dict(_settable_columns(exchange.columns, skipped))
         for name in ("session_id", "conversation_id", "provider", "client_name", "client_version"):
             sanitize.put_text(self._shared, name, getattr(exchange, name) or None, skipped)
@@ -136,59 +137,64 @@ class _Expansion:
         self._tool_names: dict[tuple[Any, str], str] = {}
         self._index = 0
 
-    def rows_of(self, message: Message) -> list[Row]:
-        parts = list_parts(message.content)
-        own_id = message.message_id if isinstance(message.message_id, str) else None
-        message_id = own_id or self._fallback_id(message, parts)
-        created_at, time_source = self._time_of(message)
-        if reason := self._skip_reason(message, message_id, parts, created_at):
-            if message.fresh:
-                self._skipped[reason] += 1
-            return []
-        agent_id = message.columns.get("agent_id")
-        thread = agent_id if isinstance(agent_id, str) else None
-        for _, block in parts:
-            if "name" in block:
-                call_id, name = block.get("id"), block["name"]
-                if isinstance(call_id, str) and isinstance(name, str):
-                    self._tool_names[thread, call_id] = name
-        parent = message.parent if isinstance(message.parent, str) else None
-        previous = self._lineage.add(message_id, parent)
-        index, self._index = self._index, self._index + 1
-        self._shared.setdefault("conversation_started_at", created_at)
-        if not message.fresh:
-            return []
-        if isinstance(message.content, list) and len(parts) < len(message.content):
-            self._skipped["bad_block"] += len(message.content) - len(parts)
-        columns = {
-            **self._shared,
-            **_settable_columns(message.columns, self._skipped),
-            "message_id": message_id,
-            "previous_message_id": "[]" if previous is None else canonical.dumps([previous]),
-            "message_index": index,
-            "message_created_at": created_at,
-            "role": message.role,
-        }
-        origins = (None if own_id else "gateway_fallback", time_source)
-        usage = None if message.usage is None else self._attributes.valid_usage(message.usage)
-        last = len(parts) - 1
-        if last or not usage:
-            columns["attributes"] = self._attributes.as_text(message, *origins)
-        rows = []
-        for number, (part_index, block) in enumerate(parts):
-            row = columns if number == last else columns.copy()
-            fill_columns(row, block, self._skipped)
-            row["part_index"] = part_index
-            row["part_id"] = f"{message_id}#{part_index}"
-            if call_id := row.get("tool_result_for"):
-                sanitize.put_text(row, "tool_name", self._tool_names.get((thread, call_id)), self._skipped)
-            rows.append(row)
-        if usage:
-            rows[-1]["attributes"] = self._attributes.as_text(message, *origins, usage)
-        self._write_status(rows, message)
-        return rows
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows of the fresh messages."""
+        for message in self._messages:
+            blocks = to_blocks(message.content)
+            parts = [(index, block) for index, block in enumerate(blocks) if _makes_part(block)]
+            own_id = message.message_id if isinstance(message.message_id, str) else None
+            message_id = own_id or self._fallback_id(message, parts)
+            created_at, time_source = self._time_of(message)
+            if reason := self._skip_reason(message, message_id, parts, created_at):
+                if message.fresh:
+                    self._skipped[reason] += 1
+                continue
+            agent_id = message.columns.get("agent_id")
+            thread = agent_id if isinstance(agent_id, str) else None
+            for _, block in parts:
+                if "name" in block:
+                    call_id, name = block.get("id"), block["name"]
+                    if isinstance(call_id, str) and isinstance(name, str):
+                        self._tool_names[thread, call_id] = name
+            parent = message.parent if isinstance(message.parent, str) else None
+            previous = self._lineage.add(message_id, parent)
+            index, self._index = self._index, self._index + 1
+            self._shared.setdefault("conversation_started_at", created_at)
+            if not message.fresh:
+                continue
+            if isinstance(message.content, list) and len(parts) < len(message.content):
+                self._skipped["bad_block"] += len(message.content) - len(parts)
+            columns = {
+                **self._shared,
+                **_settable_columns(message.columns, self._skipped),
+                "message_id": message_id,
+                "previous_message_id": "[]" if previous is None else canonical.dumps([previous]),
+                "message_index": index,
+                "message_created_at": created_at,
+                "role": message.role,
+            }
+            origins = (None if own_id else "gateway_fallback", time_source)
+            usage = None if message.usage is None else self._attributes.valid_usage(message.usage)
+            last = len(parts) - 1
+            if last or not usage:
+                columns["attributes"] = self._attributes.as_text(message, *origins)
+            rows = []
+            for number, (part_index, block) in enumerate(parts):
+                row = columns if number == last else columns.copy()
+                fill_columns(row, block, self._skipped)
+                row["part_index"] = part_index
+                row["part_id"] = f"{message_id}#{part_index}"
+                if call_id := row.get("tool_result_for"):
+                    sanitize.put_text(row, "tool_name", self._tool_names.get((thread, call_id)), self._skipped)
+                rows.append(row)
+            if usage:
+                rows[-1]["attributes"] = self._attributes.as_text(message, *origins, usage)
+            self._write_status(rows, message)
+            yield from rows
 
-    def _skip_reason(self, message: Message, message_id: str, parts: list[Part], created_at: str | None) -> str | None:
+    def _skip_reason(
+        self, message: Message, message_id: str, parts: list[tuple[int, Block]], created_at: str | None
+    ) -> str | None:
         """Return why a message makes no row. Must not depend on `fresh`: later messages count this one either way."""
         if "session_id" not in self._shared:
             return "no_session"
@@ -202,7 +208,7 @@ class _Expansion:
             return "no_time"
         return "duplicate_message" if message_id in self._lineage else None
 
-    def _fallback_id(self, message: Message, parts: list[Part]) -> str:
+    def _fallback_id(self, message: Message, parts: list[tuple[int, Block]]) -> str:
         if not parts or not _is_storable_text(message.role):
             return ""
         scope = fallback_scope(*self._scope, message.columns.get("agent_id"))
@@ -328,66 +334,89 @@ def _merge_groups(lower: Groups, upper: Groups) -> Groups:
     return merged
 
 
-def fallback_scope(session_id: str, conversation_id: Any = None, agent_id: Any = None) -> str:
-    scope = conversation_id if isinstance(conversation_id, str) and conversation_id else session_id
-    return f"{scope}:{agent_id}" if isinstance(agent_id, str) and agent_id else scope
+def has_parts(content: Any) -> bool:
+    """Return whether a message with this content makes at least one row."""
+    if isinstance(content, list):
+        return any(_makes_part(item) or isinstance(item, str) for item in content)
+    return content != "" if isinstance(content, str) else _makes_part(content)
 
 
-def compute_fallback_id(scope: str, role: str, content: Any, occurrence: int = 0) -> str:
-    """Return the fallback id; `occurrence` is the number of equal messages before this one."""
-    blocks = to_blocks(content)
-    for index, block in enumerate(blocks):
-        if isinstance(block, dict) and not block.keys().isdisjoint(_VOLATILE_KEYS):
-            blocks[index] = {name: value for name, value in block.items() if name not in _VOLATILE_KEYS}
-    try:
-        content_text = canonical.dumps(blocks)
-    except ValueError:
-        content_text = canonical.dumps(repair_json(blocks))
-    suffix = f":{occurrence}" if occurrence else ""
-    return hashlib.sha256(f"{scope}:{role}:{content_text}{suffix}".encode("utf-8", "replace")).hexdigest()[:16]
+def fill_columns(row: Row, block: Block, skipped: Counter[str]) -> None:
+    """Set the columns that one block determines. The tool name of a result is set by the caller."""
+    block_type: str = block["type"]
+    part_type = _PART_TYPES.get(block_type, block_type)
+    row["part_type"] = part_type
+    row.setdefault("provider_subtype", block_type)
+    _FILLERS.get(part_type, _fill_text)(row, block, skipped)
 
 
-class Occurrences:
-    """Counts equal messages without an id, in the order in which they are added."""
-
-    def __init__(self) -> None:
-        self._count: Counter[str] = Counter()
-
-    def add(self, scope: str, role: str, content: Any) -> int:
-        """Count a message and return the number of equal ones before it."""
-        key = compute_fallback_id(scope, role, content)
-        self._count[key] += 1
-        return self._count[key] - 1
+def _fill_text(row: Row, block: Block, skipped: Counter[str]) -> None:
+    sanitize.put_long_text(row, "content_text", block.get("text"), skipped)
 
 
-class Lineage:
-    def __init__(self, links: Mapping[str, str | None] | None) -> None:
-        self._links = links
-        self._messages: set[str] = set()
-        self._cache: dict[str, str | None] = {}
-        self._last: str | None = None
+def _fill_reasoning(row: Row, block: Block, skipped: Counter[str]) -> None:
+    content = block.get("thinking") if block["type"] == "thinking" else block.get("data")
+    sanitize.put_long_text(row, "content_text", content, skipped)
+    sanitize.put_text(row, "thinking_signature", block.get("signature"), skipped)
 
-    def __contains__(self, message_id: str) -> bool:
-        return message_id in self._messages
 
-    def add(self, message_id: str, parent: str | None) -> str | None:
-        """Add a message whose link leads to `parent`, and return the id of the message before it."""
-        links, current = self._links, parent
-        if links is None:
-            current = self._last
-        elif parent is not None and parent not in self._messages:
-            visited: dict[str, None] = {}
-            while isinstance(current, str) and current in links and current not in self._messages:
-                if current in visited:
-                    current = None
-                elif current in self._cache:
-                    current = self._cache[current]
-                    break
-                else:
-                    visited[current] = None
-                    current = links[current]
-            current = current if isinstance(current, str) else None
-            self._cache.update(dict.fromkeys(visited, current))
-        self._messages.add(message_id)
-        self._last = message_id
-        return current if current != message_id else None
+def _fill_tool_call(row: Row, block: Block, skipped: Counter[str]) -> None:
+    sanitize.put_text(row, "tool_name", block.get("name"), skipped)
+    sanitize.put_text(row, "tool_call_id", block.get("id"), skipped)
+    if (arguments := block.get("input")) is not None:
+        row["tool_args"] = sanitize.sanitize_json(arguments, "tool_args", skipped)
+    if (caller := block.get("caller")) is not None:
+        sanitize.put_text(row, "caller_type", caller.get("type") if isinstance(caller, dict) else caller, skipped)
+
+
+def _fill_tool_result(row: Row, block: Block, skipped: Counter[str]) -> None:
+    content = block.get("content")
+    sanitize.put_text(row, "tool_result_for", block.get("tool_use_id"), skipped)
+    if "tool_result_for" in row:
+        row["tool_call_id"] = row["tool_result_for"]
+    sanitize.put_long_text(row, "content_text", _result_text(content), skipped)
+    if sanitize.sanitize_flag(block.get("is_error"), "is_error", skipped):
+        row["is_error"] = True
+    # A failed server-side tool has an error type in its content: web_search_tool_result_error.
+    code = None
+    if isinstance(content, dict) and str(content.get("type")).endswith("_error"):
+        row["is_error"] = True
+        code = sanitize.sanitize_text(content.get("error_code"), "status", skipped)
+    status = {"tool_status": "error" if "is_error" in row else "success"}
+    row["status"] = status if code is None else {**status, "error_code": code}
+
+
+def _fill_error(row: Row, block: Block, skipped: Counter[str]) -> None:
+    row["is_error"] = True
+    for name in ("message", "text", "error"):
+        found = block.get(name)
+        if isinstance(found, dict):
+            found = found.get("message")
+        if isinstance(found, str):
+            sanitize.put_long_text(row, "content_text", found, skipped)
+            return
+
+
+_FILLERS = {
+    "text": _fill_text,
+    "reasoning": _fill_reasoning,
+    "tool_call": _fill_tool_call,
+    "tool_result": _fill_tool_result,
+    "error": _fill_error,
+}
+
+
+def _result_text(content: Any) -> Any:
+    if isinstance(content, list):
+        texts = [item.get("text") if isinstance(item, dict) else item for item in content]
+        found = [item for item in texts if isinstance(item, str)]
+        return "\n".join(found) if found else None
+    return content.get("text") if isinstance(content, dict) else content
+
+
+def _makes_part(block: Any) -> bool:
+    """An unknown block type makes a part if it can be stored unchanged as a part type."""
+    block_type = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(block_type, str) or block_type in _PART_TYPES:
+        return isinstance(block_type, str)
+    return block_type.isascii() and block_type.isprintable() and 0 < len(block_type) <= 200

@@ -6,6 +6,22 @@ from typing import Any
 
 from hypaware.model import canonical
 
+Block = dict[str, Any]
+"""One block of a message's content."""
+
+
+def to_blocks(content: Any) -> list[Any]:
+    """Return content as a list of blocks; strings become text blocks."""
+    if isinstance(content, list):
+        return [_text_block(item) if isinstance(item, str) else item for item in content]
+    if isinstance(content, str):
+        return [_text_block(content)] if content else []
+    return [content] if isinstance(content, dict) else []
+
+
+def _text_block(text: str) -> Block:
+    return {"type": "text", "text": text}
+
 
 def join_texts(value: Any) -> str | None:
     """Join a system prompt into one text, as the import does."""

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypaware.clients.codex import rollout
-from hypaware.model.blocks import has_parts
 from hypaware.model.datasets import Row
+from hypaware.model.expand import has_parts
 from tests.support.codex_rollouts import BEGIN, answers, calls, imported, item, line, meta, says, thinks, turn
 from tests.support.strategies import json_values
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypaware.model.datasets import coerce_row, complete_row
-from hypaware.model.expand import Exchange, Message, expand
+from hypaware.model.expand import Exchange, Expansion, Message
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 from tests.support.strategies import json_values
 
@@ -56,6 +56,6 @@ def exchanges(draw: st.DrawFn) -> Exchange:
 @given(exchanges())
 def test_coercing_a_row_of_the_expansion_changes_nothing(exchange: Exchange) -> None:
     gateway: dict[str, Any] = {"source": "backfill"}
-    for row in expand(exchange, gateway=gateway, skipped=Counter()):
+    for row in Expansion(exchange, gateway=gateway, skipped=Counter()).rows():
         coerced = coerce_row(AI_GATEWAY_MESSAGES, dict(row), "gw-1")
         assert complete_row(AI_GATEWAY_MESSAGES, dict(row), "gw-1") == coerced

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hypaware.model.datasets import Row, coerce_row
-from hypaware.model.expand import Exchange, Message, expand
+from hypaware.model.expand import Exchange, Expansion, Message
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 from tests.support.history import readable
 
@@ -27,7 +27,7 @@ def expanded(*messages: Message, **more: Any) -> list[Row]:
 
 def counted(*messages: Message, gateway: dict[str, Any] | None = None, **more: Any) -> tuple[list[Row], Counter[str]]:
     skipped: Counter[str] = Counter()
-    rows = list(expand(exchange(*messages, **more), gateway=gateway or {}, skipped=skipped))
+    rows = list(Expansion(exchange(*messages, **more), gateway=gateway or {}, skipped=skipped).rows())
     for row in rows:
         coerce_row(AI_GATEWAY_MESSAGES, row, "g")
     return [readable(row) for row in rows], skipped
@@ -199,7 +199,7 @@ def test_messages_are_consumed_one_by_one() -> None:
             asked.append(number)
             yield says("Hello", message_id=f"m{number}")
 
-    rows = expand(exchange(messages=messages()), gateway={}, skipped=Counter())
+    rows = Expansion(exchange(messages=messages()), gateway={}, skipped=Counter()).rows()
     next(rows)
     assert asked == [0]
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypaware.model.blocks import has_parts
 from hypaware.model.datasets import coerce_row
-from hypaware.model.expand import Exchange, Message, compute_fallback_id, expand
+from hypaware.model.expand import Exchange, Expansion, Message, has_parts
+from hypaware.model.message_ids import compute_fallback_id
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 
 SCALE = int(os.environ.get("HYP_SOAK", "1"))
@@ -92,7 +92,7 @@ def test_any_exchange_becomes_rows_that_can_be_stored(exchange: Exchange) -> Non
     skipped: Counter[str] = Counter()
     rows = [
         coerce_row(AI_GATEWAY_MESSAGES, row, "g")
-        for row in expand(exchange, gateway={"source": "backfill"}, skipped=skipped)
+        for row in Expansion(exchange, gateway={"source": "backfill"}, skipped=skipped).rows()
     ]
     assert len({row["part_id"] for row in rows}) == len(rows)
     assert all(count > 0 for count in skipped.values())
@@ -106,7 +106,7 @@ def test_any_exchange_becomes_rows_that_can_be_stored(exchange: Exchange) -> Non
 def test_a_message_makes_a_row_exactly_if_it_has_parts(content: Any) -> None:
     message = Message(role="user", content=content, created_at="2026-11-15T08:00:00Z", message_id="m")
     exchange = Exchange(provider="p", session_id="s", client_name="c", messages=[message])
-    assert bool(list(expand(exchange, gateway={}, skipped=Counter()))) == has_parts(content)
+    assert bool(list(Expansion(exchange, gateway={}, skipped=Counter()).rows())) == has_parts(content)
 
 
 @settings(max_examples=200 * SCALE)
@@ -121,7 +121,7 @@ def test_rows_do_not_depend_on_the_order_of_keys(blocks: list[Any]) -> None:
     def stored(content: Any) -> list[Any]:
         message = Message(role="user", content=content, created_at="2026-11-15T08:00:00Z")
         exchange = Exchange(provider="p", session_id="s", client_name="c", messages=[message])
-        rows = expand(exchange, gateway={}, skipped=Counter())
+        rows = Expansion(exchange, gateway={}, skipped=Counter()).rows()
         return [coerce_row(AI_GATEWAY_MESSAGES, row, "g") for row in rows]
 
     assert stored(blocks) == stored(_shuffled(blocks))
@@ -131,6 +131,6 @@ def test_rows_do_not_depend_on_the_order_of_keys(blocks: list[Any]) -> None:
 def test_repeated_messages_are_separate_messages(words: list[str]) -> None:
     messages = [Message(role="user", content=word, created_at="2026-11-15T08:00:00Z") for word in words]
     exchange = Exchange(provider="p", session_id="s", client_name="c", messages=messages)
-    rows = list(expand(exchange, gateway={}, skipped=Counter()))
+    rows = list(Expansion(exchange, gateway={}, skipped=Counter()).rows())
     assert [row["content_text"] for row in rows] == words
     assert len({row["message_id"] for row in rows}) == len(words)

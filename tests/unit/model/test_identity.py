@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hypaware.model.expand import Exchange, Message, Occurrences, compute_fallback_id, expand, fallback_scope
+from hypaware.model.expand import Exchange, Expansion, Message
+from hypaware.model.message_ids import Occurrences, compute_fallback_id, fallback_scope
 
 
 def test_fallback_ids_equal_those_of_the_original() -> None:
@@ -61,7 +62,7 @@ def test_an_occurrence_counted_by_the_caller_is_used() -> None:
             for each in occurrences
         ]
         exchange = Exchange(provider="p", session_id="s", client_name="c", messages=messages)
-        return [row["message_id"] for row in expand(exchange, gateway={}, skipped=Counter())]
+        return [row["message_id"] for row in Expansion(exchange, gateway={}, skipped=Counter()).rows()]
 
     assert ids(1, 0) == ids(0, 1)[::-1] == ids(None, None)[::-1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.model.expand import Lineage
+from hypaware.model.message_ids import Lineage
 
 _ids = st.sampled_from("abcdef")
 

@@ -32,8 +32,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hypaware.clients.reader import SourceLine, SourceReader
-from hypaware.model.blocks import has_parts
-from hypaware.model.expand import Occurrences, fallback_scope
+from hypaware.model.expand import has_parts
+from hypaware.model.message_ids import Occurrences, fallback_scope
 from hypaware.model.sanitize import to_utc_text
 from hypaware.state.titles import MAX_RAW_LENGTH, SessionTitle
 

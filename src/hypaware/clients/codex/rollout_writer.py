@@ -45,7 +45,7 @@ from hypaware.clients.recorded_session import (
 from hypaware.index.parts import is_client_note
 from hypaware.model import canonical
 from hypaware.model.datasets import Row
-from hypaware.model.expand import Occurrences, compute_fallback_id, fallback_scope
+from hypaware.model.message_ids import Occurrences, compute_fallback_id, fallback_scope
 
 Line = dict[str, Any]
 _FIGURES = (

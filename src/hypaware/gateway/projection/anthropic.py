@@ -15,7 +15,6 @@ from hypaware.clients.claude.index import Counts, get_counts, merge_counts, to_u
 from hypaware.clients.client_requests import CallKind
 from hypaware.gateway.exchange import DecodedExchange, SseEvent
 from hypaware.gateway.projection.turn import (
-    Block,
     ModelResponse,
     Turn,
     TurnPart,
@@ -25,8 +24,7 @@ from hypaware.gateway.projection.turn import (
     without_cache_control,
 )
 from hypaware.gateway.senders import identify_sender
-from hypaware.model.blocks import to_blocks
-from hypaware.model.json_values import as_list, as_mapping, as_text, join_texts, parse_json
+from hypaware.model.json_values import Block, as_list, as_mapping, as_text, join_texts, parse_json, to_blocks
 from hypaware.model.schemas import GATEWAY_TYPE
 
 _SUMMARY_PREFIX = "This session is being continued from a previous conversation"

@@ -15,7 +15,6 @@ from typing import Any
 from hypaware.gateway.exchange import DecodedExchange, SseEvent
 from hypaware.gateway.projection.responses import openai_usage
 from hypaware.gateway.projection.turn import (
-    Block,
     ModelResponse,
     Turn,
     TurnPart,
@@ -24,8 +23,7 @@ from hypaware.gateway.projection.turn import (
     short_hash,
 )
 from hypaware.gateway.senders import identify_sender
-from hypaware.model.blocks import to_blocks
-from hypaware.model.json_values import as_list, as_mapping, as_text, join_texts, parse_json
+from hypaware.model.json_values import Block, as_list, as_mapping, as_text, join_texts, parse_json, to_blocks
 
 DIALECT = "openai_chat"
 _SYSTEM_ROLES = ("system", "developer")

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypaware.gateway.projection.turn import Block, ModelResponse, TurnPart, canonical_text, short_hash
-from hypaware.model.expand import compute_fallback_id
+from hypaware.gateway.projection.turn import ModelResponse, TurnPart, canonical_text, short_hash
+from hypaware.model.json_values import Block
+from hypaware.model.message_ids import compute_fallback_id
 
 UNANSWERED, ANSWERED = "?", "!"
 """State of a user's part: whether the model has answered it. The state of a model's part is its response's id."""
@@ -236,7 +237,7 @@ class _Classifier:
           same text at another place is therefore another message, also after a compaction, whose summary starts a new
           chain. Reminders and reasoning are never predecessors, because clients move and drop them.
 
-        The first part of a conversation has no predecessor: its id is the plain fallback identity of `model.expand`.
+        The first part of a conversation has no predecessor: its id is the plain fallback id of `model.message_ids`.
         Equal text after the same predecessor is numbered. Trailing white space does not count: clients add some.
 
         Limits, once the cache has forgotten a conversation: if a client sends only the end of a conversation without

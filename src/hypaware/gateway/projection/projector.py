@@ -50,8 +50,9 @@ from hypaware.gateway.projection.conversation import (
 from hypaware.gateway.projection.turn import ModelResponse, Turn, canonical_text, short_hash
 from hypaware.model.columns import format_timestamp
 from hypaware.model.datasets import Row
-from hypaware.model.expand import Exchange, Message, expand, fallback_scope
+from hypaware.model.expand import Exchange, Expansion, Message
 from hypaware.model.json_values import as_text
+from hypaware.model.message_ids import fallback_scope
 from hypaware.model.schemas import GATEWAY_TYPE
 
 _READERS: tuple[tuple[re.Pattern[str], Callable[[DecodedExchange], Turn]], ...] = (
@@ -117,7 +118,8 @@ def project_exchange(
         attributes=turn.attributes,
         links={},
     )
-    rows = tuple(expand(exchange, gateway={"source": "live", "exchange_id": decoded.exchange_id}, skipped=skipped))
+    gateway = {"source": "live", "exchange_id": decoded.exchange_id}
+    rows = tuple(Expansion(exchange, gateway=gateway, skipped=skipped).rows())
     for row in rows:
         # The position in the whole request, not among its new parts.
         row["message_index"] = positions.get(row["message_id"], row["message_index"])

@@ -15,11 +15,9 @@ from typing import Any
 from hypaware.clients.client_requests import CallKind, RequestFacts
 from hypaware.gateway.exchange import DecodedExchange
 from hypaware.model import canonical
-from hypaware.model.blocks import to_blocks
-from hypaware.model.json_values import as_list, as_mapping, as_text, join_texts
+from hypaware.model.json_values import Block, as_list, as_mapping, as_text, join_texts, to_blocks
 from hypaware.model.sanitize import repair_json
 
-Block = dict[str, Any]
 _MAX_MESSAGE = 2000
 
 
