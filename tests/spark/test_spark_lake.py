@@ -18,9 +18,8 @@ from hypaware.engine.session import EngineSession
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import build, read, schema
-from hypaware.lake.build import BuildFailure, BuildResult, BuildSettings
+from hypaware.lake.build import BuildFailure, BuildResult, BuildSettings, SegmentTask
 from hypaware.lake.flush import Flusher, FlushReport
-from hypaware.lake.segment_build import SegmentTask
 from hypaware.lake.spark_table import SparkLake
 from hypaware.model import datasets
 from hypaware.model.columns import Column, ColumnType

@@ -32,8 +32,8 @@ from hypaware.home.locks import locked
 from hypaware.lake import commit, health, tombstones
 from hypaware.lake.build import BuildWatcher
 from hypaware.lake.flush import flush_datasets
+from hypaware.lake.poison import PoisonRows
 from hypaware.lake.prepare import prepare_flush
-from hypaware.lake.segment_build import PoisonRows
 from hypaware.lake.table import OpenTable, commit_lock
 from hypaware.model.datasets import Dataset
 from hypaware.spool.segments import SegmentUnreadable

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 import os
 import secrets
-import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import IO, Any, Protocol, runtime_checkable
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -32,16 +31,14 @@ import pyarrow.parquet as pq
 
 from hypaware.errors import NotReady, Retryable
 from hypaware.home import durable_files
-from hypaware.home.storage import ObjectPath, put_file, spool_object
+from hypaware.home.storage import ObjectPath, open_whole, put_file, spool_object
 from hypaware.lake.file_metrics import FileMetrics, describe_columns
 from hypaware.lake.row_keys import MatchKeys
 from hypaware.lake.schema import TIMESTAMP, file_schema
 from hypaware.lake.tombstones import NO_TOMBSTONES, Tombstones
 from hypaware.model import canonical, datasets
-from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, Dataset, Row, hash_row_key, is_own_row
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
+from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, Dataset, Row, RowRejected, hash_row_key, is_own_row
+from hypaware.spool import segments
 
 FOOTER_KEY = "hyp.row-group-bytes"
 # Row groups of a few MiB let a reader skip most of a file. The buffer limit bounds a task's memory.
@@ -49,11 +46,11 @@ _ROW_GROUP_BYTES = 4 << 20
 _BUFFER_BYTES = 24 << 20
 _MAX_OPEN_FILES = 64
 _MAX_NAME_BYTES = 120
-_WATCH_SECONDS = 0.25
 
 BuildWatcher = Callable[[int, int, int], None]
 """Receives (bytes, files, rows) of the finished tasks of one run."""
-_accumulators = threading.Lock()
+SessionFactsById = Mapping[str, Mapping[str, str]]
+"""Session id → columns."""
 
 
 class RowWriter(Protocol):
@@ -195,7 +192,7 @@ class SliceUnreadable(Exception):
 
 
 def run_catching(task: Task, counts: Sequence[Any] = ()) -> BuildResult | BuildFailure:
-    """Run a task in an executor, with the accumulators of `watch_build`. A failure must not fail the other tasks."""
+    """Run a task in an executor and add what it has done to `counts`. A failure must not fail the other tasks."""
     try:
         result = task.run()
         count_done(task, result, counts)
@@ -220,29 +217,80 @@ def confirm_worker(_: object) -> bool:
     return True
 
 
-@contextmanager
-def watch_build(spark: SparkContext, watcher: BuildWatcher) -> Iterator[Sequence[Any]]:
-    """Yield accumulators, to which tasks in executors add what they have done. Call the watcher periodically."""
-    with _accumulators:
-        # Spark numbers them without a lock.
-        counts = [spark.accumulator(0) for _ in range(3)]
-    stopped = threading.Event()
+@dataclass(frozen=True)
+class SegmentSlice:
+    """Lines [start, stop) of a segment whose first row has the sequence `base`."""
 
-    def report() -> None:
-        while not stopped.wait(_WATCH_SECONDS):
-            try:
-                watcher(*(count.value for count in counts))
-            except Exception:
-                # The client has disconnected; the job itself detects and reports that.
+    segment: str
+    path: Path
+    base: int
+    start: int
+    stop: int
+    copy: Path | Exception | None = None
+    """A copy of these lines alone, or why the driver could not read them (`task_input`)."""
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        try:
+            if isinstance(self.copy, Exception):
+                raise self.copy
+            if self.copy is not None:
+                with open(self.copy, "rb") as file:
+                    yield from enumerate(file, self.start)
                 return
+            with open_whole(self.path) as file:
+                yield from itertools.islice(enumerate(file), self.start, self.stop)
+        except OSError as error:
+            if isinstance(self.path, ObjectPath) and not isinstance(error, FileNotFoundError):
+                # The store does not answer: this segment is no worse than any other.
+                raise
+            raise SliceUnreadable(self.segment, error) from error
 
-    reporter = threading.Thread(target=report, name="watching", daemon=True)
-    reporter.start()
-    try:
-        yield counts
-    finally:
-        stopped.set()
-        reporter.join()
+    def read_bytes(self) -> Iterator[bytes]:
+        with open_whole(self.path) as file:
+            yield from itertools.islice(file, self.start, self.stop)
+
+
+@dataclass(frozen=True)
+class SegmentTask:
+    settings: BuildSettings
+    slices: tuple[SegmentSlice, ...]
+    facts: SessionFactsById = field(default_factory=dict)
+    """Facts about sessions that became known after their rows were recorded."""
+
+    @property
+    def inputs(self) -> tuple[SegmentSlice, ...]:
+        """The slices of files. Every machine can read those of objects."""
+        return tuple(each for each in self.slices if not isinstance(each.path, ObjectPath))
+
+    def with_copies(self, copies: Sequence[Path | Exception]) -> SegmentTask:
+        placed = dict(zip(self.inputs, copies, strict=True))
+        return replace(self, slices=tuple(replace(each, copy=placed.get(each)) for each in self.slices))
+
+    def run(self) -> BuildResult:
+        dataset, built = datasets.get(self.settings.dataset), BuildResult()
+
+        def read_rows() -> Iterator[tuple[int, Row]]:
+            for piece in self.slices:
+                for ordinal, line in piece.lines():
+                    try:
+                        row = segments.decode_line(dataset, line, ordinal)
+                    except RowRejected as reason:
+                        built.rejects.append(Reject(piece.segment, ordinal, str(reason), line))
+                        continue
+                    if self.facts:
+                        fill_session_facts(dataset, row, self.facts)
+                    yield piece.base + ordinal, row
+
+        return build_rows(self.settings, self.slices[0].base + self.slices[0].start, read_rows(), built)
+
+
+def fill_session_facts(dataset: Dataset, row: Row, facts: SessionFactsById) -> None:
+    """Fill the empty columns of a live row. A native row already has all facts that its client knew."""
+    known = facts.get(row.get("session_id", ""))
+    if known and not row.get("cwd") and dataset.match_rules is not None and dataset.match_rules.may_be_live(row):
+        for name, value in known.items():
+            if name in dataset.coercers and not row.get(name):
+                row[name] = value
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from hypaware.errors import HypError, Retryable
 from hypaware.home import Home, durable_files
 from hypaware.iceberg import fsync, metadata
 from hypaware.lake import dedupe, health, prepare, settlements
+from hypaware.lake.poison import ENGINE_DIED, PoisonRows, search_path
 from hypaware.lake.prepare import PreparedFlush
-from hypaware.lake.segment_build import ENGINE_DIED, PoisonRows, search_path
 from hypaware.lake.table import LakeBackend, LakeTable, NotCommitted, OpenTable
 from hypaware.model.datasets import Dataset
 from hypaware.model.row_counts import RowCounts

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ from hypaware.config import FlushConfig
 from hypaware.config.shared_lake import find_shared_lake
 from hypaware.engine.jobs import JobContext, import_lock
 from hypaware.errors import Cancelled, Retryable
-from hypaware.home import Home, durable_files
+from hypaware.home import Home, durable_files, session_context
 from hypaware.home.storage import ObjectPath
 from hypaware.lake import commit
+from hypaware.lake.build import BuildFailure, BuildResult, BuildSettings, SegmentSlice, SegmentTask
+from hypaware.lake.poison import MAX_SHARED_ATTEMPTS, PoisonRows, failed_build_error, isolate_poison
 from hypaware.lake.prepare import plan_build, prepare_flush
-from hypaware.lake.segment_build import MAX_SHARED_ATTEMPTS, PoisonRows, build_segments
 from hypaware.lake.table import LakeBackend, OpenTable, commit_lock
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
@@ -35,11 +36,13 @@ from hypaware.spool import reader, segments
 from hypaware.spool.received import open_received
 from hypaware.spool.segments import Segment, SegmentUnreadable
 from hypaware.state import flushes
+from hypaware.state.flushes import Flush
 from hypaware.state.home_opener import open_home
 from hypaware.state.store import StateStore
 
 _MAX_SEGMENTS = 200
 _WAIT_FOR_PRODUCERS = 5.0
+_SLICE_BYTES = 8 << 20
 
 
 def run_flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
@@ -273,3 +276,43 @@ def _readable(chosen: Iterable[Segment], unreadable: dict[Path, OSError]) -> Ite
             yield replace(segment, rows=segments.count_lines(segment.path))
         except OSError as error:
             unreadable[segment.path] = error
+
+
+def build_segments(
+    target: OpenTable, flush: Flush, settings: BuildSettings, paths: Mapping[str, Path]
+) -> list[BuildResult]:
+    """Build the segments of a flush, whose files are given by name. Raise PoisonRows or Retryable if that fails."""
+    tasks = _make_tasks(target.home, flush, settings, paths)
+    if any(segment.attempts > MAX_SHARED_ATTEMPTS for segment in flush.segments):
+        # A suspected segment is flushed alone.
+        return isolate_poison(target.home, target.lake, flush, tasks)
+    results = target.lake.run(tasks)
+    failed = [(task, each) for task, each in zip(tasks, results, strict=True) if isinstance(each, BuildFailure)]
+    if failed:
+        blamed = [
+            name
+            for task, failure in failed
+            for name in ((failure.segment,) if failure.segment else [each.segment for each in task.slices])
+        ]
+        raise failed_build_error(flush.dataset, [failure for _, failure in failed], tuple(blamed))
+    return [result for result in results if isinstance(result, BuildResult)]
+
+
+def _make_tasks(home: Home, flush: Flush, settings: BuildSettings, paths: Mapping[str, Path]) -> list[SegmentTask]:
+    """Split segments into tasks of about equal bytes; large segments are divided, small ones share a task."""
+    groups: list[list[SegmentSlice]] = [[]]
+    filled = 0
+    for segment in flush.segments:
+        path = paths[segment.name]
+        size = path.stat().st_size
+        slices = max(1, min(segment.rows, -(-size // _SLICE_BYTES)))
+        for start, stop in pairwise(segment.rows * part // slices for part in range(slices + 1)):
+            if filled >= _SLICE_BYTES:
+                groups.append([])
+                filled = 0
+            groups[-1].append(SegmentSlice(segment.name, path, segment.base, start, stop))
+            filled += size // slices
+    has_deferrable = any(segments.is_deferrable(segment.name) for segment in flush.segments)
+    # Hooks often note these facts after the first exchange, so deferred rows get them when they are built.
+    facts = session_context.all_session_columns(home.root) if has_deferrable else {}
+    return [SegmentTask(settings, tuple(group), facts) for group in groups if group]

@@ -42,8 +42,8 @@ from hypaware.lake.build import (
     Reject,
 )
 from hypaware.lake.dedupe import Matches
+from hypaware.lake.poison import failed_build_error
 from hypaware.lake.row_keys import MatchKey, unpack_keys
-from hypaware.lake.segment_build import failed_build_error
 from hypaware.lake.table import OpenTable
 from hypaware.lake.tombstones import Tombstones
 from hypaware.model import canonical, datasets

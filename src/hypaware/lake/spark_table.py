@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkContext
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
@@ -33,7 +34,7 @@ from hypaware.iceberg import commit_times, fsync, metadata
 from hypaware.iceberg.metadata import DataFile, TableField, TableMetadata
 from hypaware.lake import build, file_metrics, schema, snapshots, task_input
 from hypaware.lake.build import BuildFailure, BuildResult, BuildWatcher, BuiltFile, DriverTask, Task, WatchedTask
-from hypaware.lake.segment_build import ENGINE_DIED
+from hypaware.lake.poison import ENGINE_DIED
 from hypaware.lake.table import NotCommitted, TableChange
 from hypaware.lake.task_input import InputTask
 from hypaware.model import datasets
@@ -45,6 +46,8 @@ _MAX_SNAPSHOTS = 100
 _THREADS = 4
 _PARALLEL_FROM_FILES = 8
 _BACKGROUND_POOL = "background"
+_WATCH_SECONDS = 0.25
+_accumulators = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class SparkLake:
             return []
         spark, watch = self.spark.sparkContext, watch or self.watch
         is_watched = isinstance(tasks[0], WatchedTask)
-        with build.watch_build(spark, watch) if watch and is_watched else nullcontext(()) as counts:
+        with _watch_build(spark, watch) if watch and is_watched else nullcontext(()) as counts:
             if not is_local(spark.master):
                 if isinstance(tasks[0], DriverTask):
                     return [build.run_catching(task, counts) for task in tasks]
@@ -129,6 +132,31 @@ class SparkLake:
             return all(spark.parallelize([None] * 2, 2).map(build.confirm_worker).collect())
         except Exception:
             return False
+
+
+@contextmanager
+def _watch_build(spark: SparkContext, watcher: BuildWatcher) -> Iterator[Sequence[Any]]:
+    """Yield accumulators, to which tasks in executors add what they have done. Call the watcher periodically."""
+    with _accumulators:
+        # Spark numbers them without a lock.
+        counts = [spark.accumulator(0) for _ in range(3)]
+    stopped = threading.Event()
+
+    def report() -> None:
+        while not stopped.wait(_WATCH_SECONDS):
+            try:
+                watcher(*(count.value for count in counts))
+            except Exception:
+                # The client has disconnected; the job itself detects and reports that.
+                return
+
+    reporter = threading.Thread(target=report, name="watching", daemon=True)
+    reporter.start()
+    try:
+        yield counts
+    finally:
+        stopped.set()
+        reporter.join()
 
 
 def _inheriting_thread(target: Callable[[], object], name: str) -> threading.Thread:

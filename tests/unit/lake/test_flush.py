@@ -18,7 +18,7 @@ from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import build, key_index
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.segment_build import MAX_SHARED_ATTEMPTS
+from hypaware.lake.poison import MAX_SHARED_ATTEMPTS
 from hypaware.model import canonical, datasets
 from hypaware.model.datasets import BATCH_ID, INTERNAL, ROW_ID, SEQ, SOURCE
 from hypaware.spool import segments
@@ -137,7 +137,7 @@ def test_segments_flushed_together_with_a_poisoned_one_are_not_blamed(
         ]
 
     monkeypatch.setattr(LightLake, "run", watched)
-    monkeypatch.setattr("hypaware.lake.segment_build._SLICE_BYTES", 1)
+    monkeypatch.setattr("hypaware.lake.flush._SLICE_BYTES", 1)
     append(home, rows(2))
     append(home, rows(1, start=2, content_text="poison"))
     flush(home)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.lake.build import BuildSettings, encode_path_name
-from hypaware.lake.segment_build import SegmentSlice, SegmentTask
+from hypaware.lake.build import BuildSettings, SegmentSlice, SegmentTask, encode_path_name
 from hypaware.model.datasets import INTERNAL, SOURCE, coerce_row
 from hypaware.spool import segments
 from tests.support.rows import DATASET, MESSAGES, rows

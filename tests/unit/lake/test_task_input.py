@@ -10,8 +10,15 @@ import pytest
 
 from hypaware.home.storage import BucketSettings, ObjectPath, register_bucket
 from hypaware.lake import task_input
-from hypaware.lake.build import BuildFailure, BuildResult, BuildSettings, SliceUnreadable, run_catching
-from hypaware.lake.segment_build import SegmentSlice, SegmentTask
+from hypaware.lake.build import (
+    BuildFailure,
+    BuildResult,
+    BuildSettings,
+    SegmentSlice,
+    SegmentTask,
+    SliceUnreadable,
+    run_catching,
+)
 from hypaware.lake.task_input import PackedInput, copied_inputs, pack_inputs, run_copied
 from hypaware.model.datasets import INTERNAL
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypaware.home import Home
-from hypaware.lake.build import BuildSettings
-from hypaware.lake.segment_build import SegmentSlice, SegmentTask
+from hypaware.lake.build import BuildSettings, SegmentSlice, SegmentTask
 from hypaware.model.datasets import INTERNAL, RowRejected, coerce_row
 from hypaware.spool import segments
 from hypaware.spool.reader import read_spooled_rows
