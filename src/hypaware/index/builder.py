@@ -19,7 +19,7 @@ from hypaware.errors import Retryable
 from hypaware.home import Home, locks
 from hypaware.home.sqlite_readonly import open_readonly
 from hypaware.iceberg import metadata
-from hypaware.index import database, meta, refresh, spool_rows
+from hypaware.index import database, refresh, schema, spool_rows
 from hypaware.index.schema import DATASET, SPOOLED
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def wait_for_builder(home: Home, seconds: float) -> bool:
 def read_progress(home: Home) -> float | None:
     """Return the part of the lake's rows that is indexed, or None if all of them are."""
     with suppress(OSError, sqlite3.Error), open_readonly(home.index) as connection:
-        return meta.progress_of(connection)
+        return schema.progress_of(connection)
     return 0.0
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from hypaware.home import Home
 from hypaware.home.sqlite_readonly import open_readonly
 from hypaware.index.filters import project_of
-from hypaware.index.meta import is_current
+from hypaware.index.schema import is_current
 from hypaware.text import escape_cell
 
 _MOST = 200

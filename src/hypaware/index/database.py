@@ -19,8 +19,7 @@ from pathlib import Path
 from hypaware import faults
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files, locks
-from hypaware.index.meta import APPLICATION_ID, is_current, is_damage, read_meta, write_meta
-from hypaware.index.schema import TABLES, VERSION
+from hypaware.index.schema import APPLICATION_ID, TABLES, VERSION, is_current, is_damage, read_meta, write_meta
 
 __all__ = [
     "LOCK_SECONDS",

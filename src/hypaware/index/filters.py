@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, time, timedelta
 from functools import lru_cache
@@ -34,6 +35,18 @@ MAX_SLOT = (1 << 62) // SLOT
 _SLOT_SECONDS = SLOT // 1_000_000
 _FIRST_REGULAR = 10**14
 """From this moment, in 1973, the offset of every zone is a multiple of a quarter of an hour."""
+
+
+CHOICES = ("project", "client", "model", "machine")
+_MOST_CHOICES = 200
+_LONGEST_CHOICE = 500
+"""Longer names, which only hostile rows have, cannot be chosen."""
+_CHOICE_STATEMENTS = {
+    "project": "SELECT cwd, count(DISTINCT session) FROM totals GROUP BY 1",
+    "model": "SELECT model, count(DISTINCT session) FROM totals GROUP BY 1",
+    "client": "SELECT client, count(*) FROM sessions GROUP BY 1",
+    "machine": "SELECT machine, count(*) FROM sessions GROUP BY 1",
+}
 
 
 class Filters(NamedTuple):
@@ -381,3 +394,33 @@ def explain_no_match(connection: Connection, filters: Filters) -> str | None:
             return f"in no recorded session a call of the tool {escape_cell(given)} has failed.{hint}"
         return f"no recorded session has the {name} {escape_cell(given)}.{hint}"
     return None
+
+
+class FilterChoice(NamedTuple):
+    value: str
+    label: str
+    """What people read: the last folder of a project, unless several projects share it."""
+    sessions: int
+
+
+def list_choices(connection: Connection) -> dict[str, list[FilterChoice]]:
+    """Return the choices of each filter, the one with the most sessions first, at most 200."""
+    found = {}
+    for filter_, statement in _CHOICE_STATEMENTS.items():
+        rows = connection.execute(f"{statement} ORDER BY 2 DESC LIMIT {_MOST_CHOICES}").fetchall()
+        names = read_names(connection, (row[0] for row in rows))
+        counts = {
+            name: count for id_, count in rows if (name := names[id_]) is not None and len(name) <= _LONGEST_CHOICE
+        }
+        shared = Counter(project_of(name) for name in counts) if filter_ == "project" else Counter()
+        found[filter_] = [
+            FilterChoice(name, _choice_label(filter_, name, shared), count) for name, count in counts.items()
+        ]
+    return found
+
+
+def _choice_label(filter_: str, name: str, shared: Counter[str | None]) -> str:
+    if filter_ != "project":
+        return name
+    short = project_of(name)
+    return name if short is None or shared[short] > 1 else short

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from hypaware.home import Home
 from hypaware.home.sqlite_readonly import open_readonly
-from hypaware.index import meta
+from hypaware.index import schema
 from hypaware.index.schema import DATASET
 
 _SETTLED_NS = 2_000_000_000
@@ -48,15 +48,15 @@ def take_signature(home: Home) -> str | None:
 
 def store_signature(connection: sqlite3.Connection, signature: str | None) -> None:
     """Note that the index is complete for this signature. The caller holds the lock."""
-    if meta.read_meta(connection, _KEY) != signature:
+    if schema.read_meta(connection, _KEY) != signature:
         with suppress(sqlite3.OperationalError):  # the disk is full: the next command compares everything
-            meta.write_meta(connection, _KEY, signature)
+            schema.write_meta(connection, _KEY, signature)
 
 
 def is_fresh(home: Home) -> tuple[bool, str | None]:
     """Return whether the index is complete, and the warning of its last refresh."""
     with suppress(OSError, sqlite3.Error), open_readonly(home.index) as connection:
-        if meta.is_current(connection) and meta.progress_of(connection) is None:
-            signature = meta.read_meta(connection, _KEY)
-            return bool(signature) and signature == take_signature(home), meta.read_meta(connection, "warning")
+        if schema.is_current(connection) and schema.progress_of(connection) is None:
+            signature = schema.read_meta(connection, _KEY)
+            return bool(signature) and signature == take_signature(home), schema.read_meta(connection, "warning")
     return False, None

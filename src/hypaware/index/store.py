@@ -17,7 +17,7 @@ from types import TracebackType
 from hypaware.errors import NotReady, Retryable
 from hypaware.home import Home
 from hypaware.home.sqlite_readonly import open_readonly
-from hypaware.index import freshness, meta
+from hypaware.index import freshness, schema
 from hypaware.index.schema import FIRST_MONTH, LAST_MONTH
 
 Note = Callable[[str], None]
@@ -95,7 +95,7 @@ class Index:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-        if isinstance(error, sqlite3.Error) and meta.is_damage(error):
+        if isinstance(error, sqlite3.Error) and schema.is_damage(error):
             raise self._remove_damaged() from error
 
     def _remove_damaged(self) -> Retryable:
@@ -113,10 +113,10 @@ class Index:
             connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
             # One transaction, so that all statements of a command see the same rows.
             connection.execute("BEGIN")
-            if not meta.is_current(connection):
+            if not schema.is_current(connection):
                 raise sqlite3.DatabaseError("it is not an index of this version")
-            self.id = meta.read_meta(connection, "id")
-            self.progress = meta.progress_of(connection)
+            self.id = schema.read_meta(connection, "id")
+            self.progress = schema.progress_of(connection)
             connection.create_function("machines_of", 1, self._list_machines, deterministic=True)
             hidden = self._find_hidden(connection) if self._find_hidden else ()
             self.hides_sessions = bool(hidden)
@@ -124,7 +124,7 @@ class Index:
                 _hide_sessions(connection, hidden)
         except (OSError, sqlite3.Error) as error:
             self._stack.close()
-            if isinstance(error, sqlite3.Error) and meta.is_damage(error):
+            if isinstance(error, sqlite3.Error) and schema.is_damage(error):
                 raise self._remove_damaged() from error
             raise Retryable(
                 f"the index {self.home.index} cannot be read, and not be created either: {error}",

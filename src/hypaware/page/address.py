@@ -1,4 +1,4 @@
-"""The filters of a view, as they stand in its address, and links that keep them.
+"""Addresses of the page: the filters of a view and links that keep them, and where a session and its messages are.
 
 The names are those of the commands' options, so that a view and its command read the same: `days=30` are the last 30
 days with today, `days=all` is all time, and `since` and `until` replace both. `tool` and `failed` are names of tools
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, time, timedelta
-from urllib.parse import urlencode
+from hashlib import sha256
+from urllib.parse import quote, urlencode
 
 from hypaware.errors import UsageError
 from hypaware.index.filters import Filters, make_filters, to_moment
@@ -28,6 +29,7 @@ PLACES = ("before", "offset")
 """Where a page of a list begins. Links to a changed view begin at its first page."""
 _NAMES = tuple(name for name in FILTERS if name not in ("days", *_TRAITS))
 _MAX_DAYS = 36_500
+_ANCHOR_DIGITS = 16
 
 
 def read_filters(query: Mapping[str, str], *, default_days: int | None = None, now: datetime | None = None) -> Filters:
@@ -100,3 +102,19 @@ class Linker:
 def make_address(path: str, values: Mapping[str, str | int | None]) -> str:
     text = urlencode({name: value for name, value in values.items() if value not in (None, "")}, errors="replace")
     return f"{path}?{text}" if text else path
+
+
+def session_path(session_id: str) -> str:
+    """Return the path of a session's view. The id can contain any characters."""
+    return f"/sessions/{quote(session_id, safe='')}"
+
+
+def message_anchor(message_id: str) -> str:
+    """Return the id of the element that shows a message: an id that is safe in markup and addresses."""
+    digest = sha256(message_id.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"m-{digest[:_ANCHOR_DIGITS]}"
+
+
+def message_path(session_id: str, message_id: str) -> str:
+    """Return the permalink of a message."""
+    return f"{session_path(session_id)}#{message_anchor(message_id)}"

@@ -21,8 +21,7 @@ from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
-from hypaware.index.choices import CHOICES, FilterChoice, list_choices
-from hypaware.index.filters import Filters, project_of
+from hypaware.index.filters import CHOICES, FilterChoice, Filters, list_choices, project_of
 from hypaware.index.session_traits import parse_others
 from hypaware.page.address import ALL_DAYS, FILTERS, PLACES, Linker, read_days
 from hypaware.page.context import PageContext
@@ -81,7 +80,7 @@ async def load_filter_bar(
     # What a team may see can change at any time.
     seconds = _TEAM_SECONDS if context.access.is_team else _KEPT_SECONDS
     if choices is None or time.monotonic() - at > seconds:
-        choices = _name_machines(await context.read(list_choices), context.machines())
+        choices = _name_machines(await context.read(lambda index: list_choices(index.connection)), context.machines())
         _kept[context] = (time.monotonic(), choices)
     return make_filter_bar(request.path, request.query, choices, filters, default_days=default_days)
 

@@ -26,8 +26,7 @@ from hypaware.index.sessions import list_sessions, sum_tokens
 from hypaware.index.store import Index
 from hypaware.index.trends import SERIES, Activity, Trends, read_activity, read_trends, sum_all_tokens
 from hypaware.page import charts
-from hypaware.page.address import Linker
-from hypaware.page.anchors import session_path
+from hypaware.page.address import Linker, session_path
 from hypaware.page.charts import BarChart, Bucket, HeatMap
 from hypaware.page.context import PageContext
 from hypaware.page.early_head import discard, send_early

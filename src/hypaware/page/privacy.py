@@ -36,7 +36,7 @@ from hypaware.index.prices import PriceTable
 from hypaware.index.sessions import list_sessions
 from hypaware.index.store import Index
 from hypaware.model.privacy_class import PrivacyClass
-from hypaware.page.anchors import session_path
+from hypaware.page.address import session_path
 from hypaware.page.context import PageContext
 from hypaware.page.part_reader import PartReader
 from hypaware.privacy import ignored_sessions

@@ -34,7 +34,7 @@ from aiohttp import hdrs, web
 from hypaware.engine.background import run_in_thread
 from hypaware.errors import UsageError
 from hypaware.home import Home, durable_files, locks
-from hypaware.page.anchors import session_path
+from hypaware.page.address import session_path
 from hypaware.page.context import PageContext
 from hypaware.page.health import clean
 from hypaware.page.privacy import require_change

@@ -22,8 +22,7 @@ from hypaware.index.search import search as run_search
 from hypaware.index.sessions import find_sessions_by_id, read_sessions
 from hypaware.index.snippets import split_marks
 from hypaware.index.store import Index
-from hypaware.page.address import FILTERS, Linker, read_filters
-from hypaware.page.anchors import message_path, session_path
+from hypaware.page.address import FILTERS, Linker, message_path, read_filters, session_path
 from hypaware.page.context import PageContext
 from hypaware.page.filter_bar import load_filter_bar
 from hypaware.page.numbers import format_local

@@ -23,8 +23,7 @@ from hypaware import config
 from hypaware.index.conversation import RecordedConversation, Thread, read_conversation
 from hypaware.index.sessions import session_document
 from hypaware.index.store import Index
-from hypaware.page.address import make_address, read_filters
-from hypaware.page.anchors import message_anchor, session_path
+from hypaware.page.address import make_address, message_anchor, read_filters, session_path
 from hypaware.page.context import PageContext
 from hypaware.page.session_parts import (
     MAX_MATCHES,

@@ -15,7 +15,7 @@ from hypaware.index.prices import PriceTable
 from hypaware.index.schema import IS_ERROR, IS_TURN, OFF_CONVERSATION
 from hypaware.index.sessions import find_session, list_ids, list_near_ids
 from hypaware.index.store import Index
-from hypaware.page.anchors import message_anchor
+from hypaware.page.address import message_anchor
 from hypaware.render.html_blocks import shorten_prompt
 from hypaware.text import escape_cell
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 from hypaware.index.sessions import sum_tokens
-from hypaware.page.anchors import session_path
+from hypaware.page.address import session_path
 from hypaware.page.numbers import format_amount, format_document_cost, format_lapse, format_local
 from hypaware.text import escape_cell, parse_time
 

@@ -1,4 +1,4 @@
-"""Error responses, and the headers of a batch, which are validated before its body is read.
+"""Error responses, the headers of a batch, which are validated before its body is read, and the certificate of HTTPS.
 
 An error is an HTTP status, `{"error": "<kind>", …}` and, if a retry can help, Retry-After. A sender must not repeat a
 request unchanged after 400, 413 and 422; after 429 and 503 it repeats it after Retry-After seconds.
@@ -11,14 +11,17 @@ name unencoded, and two sources must never become one.
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import orjson
 from aiohttp import web
 
+from hypaware.errors import UsageError
 from hypaware.model.sanitize import is_encodable
 from hypaware.state.ledger import SequenceRange, StreamRange
 
@@ -145,3 +148,15 @@ def _decode(header: str, given: str) -> str:
         return unquote(given, errors="strict")
     except UnicodeDecodeError:
         raise bad_request("bad_header", f"{header} is not percent-encoded UTF-8") from None
+
+
+def load_certificate(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """Return the context for connections; None without a certificate. Raise UsageError if it cannot be used."""
+    if certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"cannot use the certificate {certificate}: {error}") from error
+    return context

@@ -25,9 +25,9 @@ from hypaware.page.context import PageAccess, PageContext
 from hypaware.page.resources import limit_arenas, lower_priority
 from hypaware.server import auth
 from hypaware.server.health import log
+from hypaware.server.http import load_certificate
 from hypaware.server.page import TeamPageOptions
 from hypaware.server.page_guard import PageGuard, PageLimits, PageRules
-from hypaware.server.tls import load_certificate
 from hypaware.server.viewers import ViewerTokens
 from hypaware.state.location import open_store
 

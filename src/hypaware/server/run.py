@@ -50,9 +50,9 @@ from hypaware.server import auth, batch_storage
 from hypaware.server.app import ServerContext, make_app
 from hypaware.server.connections import open_listeners
 from hypaware.server.health import ServerMetrics, log
+from hypaware.server.http import load_certificate
 from hypaware.server.limits import ServerLimits
 from hypaware.server.page import PageProcess, TeamPageOptions, is_loopback
-from hypaware.server.tls import load_certificate
 from hypaware.spool import reader, segments
 from hypaware.spool.received import ReceivedObjects, open_received
 from hypaware.state import ledger

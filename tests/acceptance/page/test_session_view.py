@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from hypaware.home import Home
 from hypaware.index.refresh import refresh_index
-from hypaware.page.anchors import message_anchor
+from hypaware.page.address import message_anchor
 from tests.support.browser import ServePage, Visit
 from tests.support.index_home import make_home, prompt, response
 from tests.support.light_home import append

@@ -18,7 +18,7 @@ from hypaware.errors import Retryable
 from hypaware.home import Home
 from hypaware.index import arrivals
 from hypaware.index.refresh import refresh_index
-from hypaware.page.anchors import message_anchor
+from hypaware.page.address import message_anchor
 from hypaware.page.app import make_app
 from hypaware.page.context import PageContext
 from tests.support.index_home import make_home, prompt, response

@@ -25,7 +25,7 @@ from hypaware.index.parts import prompt_of
 from hypaware.index.refresh import refresh_index
 from hypaware.index.store import open_index
 from hypaware.page import session
-from hypaware.page.anchors import message_anchor, session_path
+from hypaware.page.address import message_anchor, session_path
 from hypaware.page.app import make_app
 from hypaware.page.context import FOLDER, PageContext
 from hypaware.page.session import render, render_part

@@ -17,7 +17,7 @@ from hypaware.cli import entry
 from hypaware.errors import Cancelled
 from hypaware.home import Home
 from hypaware.index.refresh import refresh_index
-from hypaware.page.anchors import message_anchor
+from hypaware.page.address import message_anchor
 from hypaware.page.app import make_app
 from hypaware.page.context import PageContext
 from hypaware.page.search import PAGE_HITS

@@ -34,7 +34,7 @@ from hypaware.clients.reader import SourceReader, text_or_none
 from hypaware.errors import HypError
 from hypaware.home import Home, machine_facts
 from hypaware.home.session_context import session_columns
-from hypaware.index.answered_sessions import is_answered
+from hypaware.home.sqlite_readonly import has_table, open_readonly
 from hypaware.model.columns import format_timestamp
 from hypaware.model.expand import Exchange, Message
 from hypaware.model.match_keys import PROMPT_HISTORY
@@ -130,7 +130,7 @@ class _RecordedSessions:
             return True
         assert isinstance(session, str)
         if session not in self._others:
-            self._others[session] = is_answered(self._home, session)
+            self._others[session] = _is_answered(self._home, session)
         return self._others[session]
 
     def _imported(self) -> Iterator[str]:
@@ -184,3 +184,17 @@ def _is_recent(value: dict[str, Any], reader: SourceReader) -> bool:
     if source.quiet or not isinstance(stamp, int | float):
         return False
     return stamp * 10**6 > source.mtime_ns - _RECENT_NS
+
+
+def _is_answered(home: Home, session_id: str) -> bool:
+    """Return whether the index has messages of the session other than prompts. False if it is missing or damaged."""
+    if not home.index.is_file():
+        return False
+    try:
+        with open_readonly(home.index) as database:
+            if not has_table(database, "sessions"):
+                return False
+            query = "SELECT 1 FROM sessions WHERE session_id = ? AND messages > turns"
+            return database.execute(query, (session_id,)).fetchone() is not None
+    except (OSError, sqlite3.Error):
+        return False
