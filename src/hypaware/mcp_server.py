@@ -33,7 +33,7 @@ INSTRUCTIONS = (
 
 def serve(home: Home, *, include_local_only: bool = False) -> None:
     """Serve one client until it closes stdin. Raise NotReady if the SDK is not installed."""
-    # The SDK defines a thousand classes. Collecting garbage meanwhile takes a fifth of the time until the first answer.
+    # The SDK defines a thousand classes. Collecting garbage during its import takes a fifth of the startup time.
     gc.disable()
     try:
         import anyio

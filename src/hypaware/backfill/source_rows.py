@@ -105,7 +105,7 @@ class SourceReport:
 
 
 class SourceResult(Protocol):
-    """What reading a source gives besides rows; the result of a build is one."""
+    """The result of reading a source, apart from its rows; the result of a build is one."""
 
     rejects: list[Reject]
     reports: list[Any]
@@ -237,7 +237,7 @@ class SourcePiece:
             raise ProviderFault("invalid_yield", f"an item of kind {item.kind}: {reason}") from None
 
     def _add_titles(self, reader: SourceReader, row_filter: ImportFilter, report: SourceReport) -> None:
-        """Add the titles of sessions. A session of which anything is ignored, now or before, leaves none."""
+        """Add the titles of sessions, except for sessions of which anything is or was ignored."""
         hidden = {*report.ignored_sessions, *(session for _, session in reader.source.ignored)}
         for each in reader.titles:
             is_ignored = each.session_id and row_filter.skip_reason((each.cwd, each.session_id))

@@ -60,7 +60,7 @@ def select_checkpoints(
 def find_unsettled(
     home: Home, config: Config, dataset: Dataset, gateway_id: str, checkpoints: Sequence[SourceCheckpoint]
 ) -> list[UnsettledSource]:
-    """Read what was imported of the transcripts; return those that could still improve rows. Changes nothing."""
+    """Read the imported part of the transcripts; return those that could still improve rows. Changes nothing."""
     existing, stones = ExistingKeys(home, dataset, gateway_id), tombstones.read_tombstones(home)
     policy = ImportPolicy.from_config(home, config, remembers=False)
     settings = BuildSettings(dataset.name, "verify", home.lake, {}, gateway_id, stones, match_native=True)

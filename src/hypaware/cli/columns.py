@@ -25,7 +25,7 @@ _SHORT_FORMS = {
     for limit, digits in ((9.95, 1), (999.5, 0))
 }
 _SHORT_LIMITS = list(_SHORT_FORMS)
-# Letters of European languages and common signs, each of which takes one column.
+# Letters of European languages and common signs; each takes one column.
 _NARROW = re.compile(
     "[ -~\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0373\u0386-\u03ff\u0400-\u0482\u048a-\u052f\u2010-\u2027\u2190-\u2193]*"
 )

@@ -73,7 +73,7 @@ def path() -> None:
 @click.argument("value")
 @json_option
 def set_(key: str, value: str) -> None:
-    """Set KEY to VALUE, written as TOML or as plain text. Comments and order of the file are kept."""
+    """Set KEY to VALUE, written as TOML or as plain text. The comments and the order of the file are kept."""
     from hypaware.config.edit import set_value
 
     home = Home.from_environment()
@@ -96,7 +96,7 @@ def get(key: str) -> None:
 @click.argument("key")
 @json_option
 def unset(key: str) -> None:
-    """Remove KEY from the file, so that its default applies. Comments and order of the file are kept."""
+    """Remove KEY from the file, so that its default applies. The comments and the order of the file are kept."""
     from hypaware.config.edit import unset_value
 
     _show_change(unset_value(Home.from_environment(), key))

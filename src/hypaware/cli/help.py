@@ -83,7 +83,7 @@ def _command_help(words: Sequence[str]) -> str | None:
 
 
 def _render(page: str) -> str:
-    """Format a page for the terminal. Anything else gets it as it is written."""
+    """Format a page for the terminal. Other outputs get the Markdown."""
     text = _COMMENT.sub("", page)
     if not sys.stdout.isatty():
         return text

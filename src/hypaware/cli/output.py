@@ -123,7 +123,7 @@ def _list_head(name: str) -> bytes:
 
 
 def emit_lines(lines: Iterable[str]) -> None:
-    """Print lines of the result, of which there can be many."""
+    """Print lines of the result; there can be many."""
     rest = iter(lines)
     while some := list(islice(rest, _PART)):
         emit("\n".join(some))

@@ -76,10 +76,10 @@ def purge(
 ) -> None:
     """Delete rows permanently from the lake and its snapshots, the spool, rejects and dead letters.
 
-    Pass exactly one kind of selection. Purged rows do not come back: a purged session and the time before D stay closed
-    for imports and live recording; of a source or a folder, the deleted rows stay out. At the end, every file of the
-    home is searched for remains. Delivered copies are listed, not deleted. Client transcripts and backups are not
-    touched.
+    Pass exactly one kind of selection. Purged rows do not come back: a purged session and the time before D are closed
+    to imports and live recording; for a source or a folder, only the deleted rows are kept out. At the end, every file
+    of the home is searched for remains. Delivered copies are listed, not deleted. Client transcripts and backups are
+    not touched.
     """
     selector = _selector(sessions, sources, folders, before)
     home = Home.from_environment()

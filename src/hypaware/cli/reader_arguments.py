@@ -89,7 +89,7 @@ COMMANDS: dict[str, tuple[ReadingOption, ...]] = {
     "usage": (
         ReadingOption(
             "--by",
-            "Add up by this.  [default: day]",
+            "Group by this.  [default: day]",
             choices=("day", "week", "month", "project", "model", "client", "session", "machine"),
         ),
         ReadingOption(

@@ -110,7 +110,7 @@ def usage(**given: Any) -> None:
     """Show tokens and what they cost.
 
     The cost is computed from the list prices of the models' APIs, with cached tokens at their own prices; a
-    subscription is billed otherwise. A model without a price is named and not counted. Set usage.prices in the config
+    subscription is billed differently. A model without a price is named and not counted. Set usage.prices in the config
     to use your own prices. Weeks begin on Monday.
 
     With --statusline, a JSON object on standard input, as Claude Code passes it to its status line, names the current

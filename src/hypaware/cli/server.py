@@ -51,7 +51,7 @@ def server() -> None:
     is_flag=False,
     flag_value=_DEFAULT_PAGE,
     metavar="[ADDRESS:PORT]",
-    help=f"Show the lake in the browser, read-only, to people who sign in; alone: on {_DEFAULT_PAGE}.",
+    help=f"Show the lake in the browser, read-only, to people who sign in. Without a value: on {_DEFAULT_PAGE}.",
 )
 @click.option(
     "--page-host",
@@ -59,7 +59,11 @@ def server() -> None:
     metavar="NAME",
     help="Answer under this host name; can be repeated.  [default: the address of --page]",
 )
-@click.option("--page-user-header", metavar="HEADER", help="Let the proxy of --page-proxy name the person in it.")
+@click.option(
+    "--page-user-header",
+    metavar="HEADER",
+    help="Read the name of the person from this header, which the proxy of --page-proxy sets.",
+)
 @click.option(
     "--page-proxy",
     multiple=True,
@@ -119,10 +123,10 @@ def _read_address(option: str, given: str, example: str) -> tuple[str, int]:
 )
 @json_option
 def status(days: int) -> None:
-    """Show the machines and how far they are, the rows of each day, what waits for a flush, and the bytes stored.
+    """Show the machines and their lag, the rows of each day, the batches not yet flushed, and the bytes stored.
 
-    With a lake of its own it is the status of this home's server, with a shared lake that of all its servers. The lag
-    of a machine is the age of its oldest batch that was accepted and is not in the lake yet. Needs no running server.
+    A home with its own lake shows its own server; a home with a shared lake shows all servers of that lake. The lag of
+    a machine is the age of its oldest batch that was accepted and is not in the lake yet. Needs no running server.
     """
     from hypaware.server.status import read_server_status
 
@@ -179,7 +183,7 @@ def _show_status(found: ServerStatus) -> None:
 
 @server.group("token", cls=Group, examples=["hyp server token create --label alice", "hyp server token list"])
 def token() -> None:
-    """Create, list and revoke tokens. A machine needs one to enrol, a person to look at the page."""
+    """Create, list and revoke tokens. A machine needs one to enrol, and a person needs one to view the page."""
 
 
 @token.command(
@@ -191,8 +195,8 @@ def token() -> None:
     ],
 )
 @click.option("--label", help="Name the owner. Use the same label for a token that replaces another.")
-@click.option("--ttl", metavar="DURATION", help="Let it be used for this long: 12h, 7d.  [default: no limit]")
-@click.option("--viewer", is_flag=True, help="Make it for a person who looks at the page; it cannot enrol a machine.")
+@click.option("--ttl", metavar="DURATION", help="Let the token expire after this time: 12h, 7d.  [default: never]")
+@click.option("--viewer", is_flag=True, help="Create it for a person who views the page; it cannot enrol a machine.")
 @json_option
 def create(label: str | None, ttl: str | None, viewer: bool) -> None:
     """Create a token and print it: for machines that enrol, or with --viewer for a person. It cannot be shown again.

@@ -166,7 +166,7 @@ def _plan(choices: SetupChoices) -> SetupPlan:
 
 
 def _note_original(plan: SetupPlan) -> None:
-    """Name what is here of the JavaScript original, each part with its command."""
+    """Name the parts of the JavaScript original that are installed here, each with its command."""
     from hypaware.status import clients, doctor
 
     for each in clients.inspect_original(doctor.read_input(plan.home, plan.variables, plan.now)).diagnostics:

@@ -66,10 +66,10 @@ _LAST_PARTS = 10
     type=click.Path(path_type=Path),
     help="Write to this file, replacing it only on success.",
 )
-@click.option("--redact", is_flag=True, help="Replace secrets, such as API keys, by markers.")
+@click.option("--redact", is_flag=True, help="Replace secrets, such as API keys, with markers.")
 @click.option("--thinking", is_flag=True, help="Show all of the model's thinking.")
-@click.option("--full", is_flag=True, help="Show all of results, diffs, arguments and what the client added.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with new parts as they arrive, until Ctrl-C.")
+@click.option("--full", is_flag=True, help="Show complete results, diffs and arguments, and what the client added.")
+@click.option("-f", "--follow", is_flag=True, help="Keep showing new parts as they arrive, until Ctrl-C.")
 @reading_options
 @json_option
 def show(
@@ -131,11 +131,11 @@ def show(
     default=_LAST_PARTS,
     show_default=True,
     metavar="N",
-    help="Begin with this many of the last parts.",
+    help="Start with the last N parts.",
 )
-@click.option("--redact", is_flag=True, help="Replace secrets, such as API keys, by markers.")
+@click.option("--redact", is_flag=True, help="Replace secrets, such as API keys, with markers.")
 @click.option("--thinking", is_flag=True, help="Show all of the model's thinking.")
-@click.option("--full", is_flag=True, help="Show all of results, diffs, arguments and what the client added.")
+@click.option("--full", is_flag=True, help="Show complete results, diffs and arguments, and what the client added.")
 @reading_options
 @click.option(
     "--json",
@@ -148,8 +148,8 @@ def show(
 def tail(session: str | None, parts: int, redact: bool, thinking: bool, full: bool, filters: Filters) -> None:
     """Watch what your agents do, in all sessions or in one, until Ctrl-C.
 
-    Parts appear when they are recorded, also before they are committed to the lake. With --json, each line is one JSON
-    document: a message with its new parts, and session_id, client and project. Ctrl-C is the usual end, so the exit
+    Parts appear when they are recorded, even before they are committed to the lake. With --json, each line is one JSON
+    document: a message with its new parts, and session_id, client and project. Ctrl-C is the normal end: the exit
     code is 0.
     """
     from hypaware.index.arrivals import Arrivals
@@ -173,7 +173,7 @@ def _open_for_watching() -> Index:
     said: set[str] = set()
 
     def note_once(message: str) -> None:
-        # A number after the colon says how far something is.
+        # A number after the colon is the progress of something.
         beginning = message.partition(":")[0]
         if beginning not in said:
             said.add(beginning)

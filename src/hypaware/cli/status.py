@@ -227,7 +227,7 @@ def _styled(text: str, look: StatusStyle, **style: Any) -> str:
 @click.option(
     "--repair",
     is_flag=True,
-    help="Repair the key index, recorded high waters and leftover files, and number rows that have no sequence.",
+    help="Repair the key index, recorded high-water marks and leftover files, and number rows that have no sequence.",
 )
 @click.option("--accept-rollback", is_flag=True, help="Accept the loss of recorded rows that the lake no longer has.")
 @json_option

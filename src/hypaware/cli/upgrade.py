@@ -29,9 +29,9 @@ from hypaware.home import Home
 def upgrade(check: bool, wheel: Path | None) -> int:
     """Compare this installation with WHEEL, or with the newest version that pip finds, and show what would change.
 
-    Nothing is installed and nothing in the home changes. Without WHEEL, pip is asked, which needs a network or a
-    folder of wheels (PIP_FIND_LINKS). If pip has no answer, the command says so and exits with 1. To upgrade, use the
-    tool that installed HypAware.
+    Nothing is installed, and nothing in the home changes. Without WHEEL, the command asks pip, which needs a network or
+    a folder of wheels (PIP_FIND_LINKS); if pip finds no version, it exits with 1. To upgrade, use the tool that
+    installed HypAware.
     """
     from hypaware import upgrade as upgrades
     from hypaware.cli.help import find_pages

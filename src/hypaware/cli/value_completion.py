@@ -15,7 +15,7 @@ from hypaware.home import Home
 
 SHELLS = ("bash", "zsh", "fish")
 Completer = Callable[[str], Iterable[str | tuple[str, str]]]
-"""Takes what was typed so far, and returns values, each with a description if it has one."""
+"""Takes the text typed so far, and returns values, each with a description if it has one."""
 
 
 def _sessions(start: str) -> list[tuple[str, str]]:

@@ -59,7 +59,7 @@ class ClientRequest:
     """Names in lower case."""
     body: Mapping[str, Any]
     remarks: Sequence[str] = ()
-    """What stands in parentheses after the product in its user agent."""
+    """The words in parentheses after the product in its user agent."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class RequestReader(Protocol):
         """The dialects of its requests."""
 
     def find_session(self, request: ClientRequest) -> SessionIds:
-        """Return what the request names as its session and thread, whoever has sent it."""
+        """Return the session and thread that the request names, no matter which client sent it."""
 
     def read(self, request: ClientRequest, ids: SessionIds) -> RequestFacts:
         """Return what else a request of this client states; `ids` identify its session, if need be by a hash."""

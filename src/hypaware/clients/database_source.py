@@ -87,7 +87,7 @@ def _check_inode(source: SourceSnapshot) -> None:
 
 @dataclass
 class DatabaseCursor:
-    """Decides which records of a database make rows now, and stores how far it was read."""
+    """Decides which records of a database make rows now, and stores the position up to which it was read."""
 
     reader: SourceReader
     _at: int = 0

@@ -53,7 +53,7 @@ def read_repository(cwd: str) -> Repository:
 
 
 def find_repository(cwd: str) -> Repository:
-    """Return the repository as it was when this process first asked."""
+    """Return the repository in its state at the first call of this process."""
     if machine_facts.is_remote():
         return machine_facts.look_up(read_repository, cwd, default=NO_REPOSITORY)
     return _find_cached(cwd)

@@ -220,7 +220,7 @@ def _select_thread(messages: Sequence[RecordedMessage], losses: Losses) -> list[
 
 
 def _find_place(message: RecordedMessage, by_id: Mapping[str, RecordedMessage], places: Mapping[str, int]) -> int:
-    """Return the place of a message in the thread. One beside the thread follows the response that it belongs to."""
+    """Return the place of a message in the thread. One outside the thread follows the response that it belongs to."""
     seen: set[str] = set()
     current: RecordedMessage | None = message
     while current is not None and current.id not in places and current.id not in seen:

@@ -92,7 +92,7 @@ def oldest_job_start() -> float:
 
 
 def wait_for_other_jobs(moment: float, seconds: float, check_cancelled: Callable[[], None]) -> bool:
-    """Wait for the other jobs that started before a time. Tell whether all of them have ended."""
+    """Wait for the other jobs that started before a time. Return whether all of them have ended."""
     deadline = time.monotonic() + seconds
     while True:
         with _job_starts_lock:

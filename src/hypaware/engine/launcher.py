@@ -130,7 +130,7 @@ def start_detached(
 ) -> tuple[Popen[bytes], int]:
     """Start a process in its own session, in `/`, without stdin. Return it and the offset of its output in `log`.
 
-    The caller must hold the lock of the process, so that nobody writes to the log, which is rotated at `log_limit`.
+    The caller must hold the lock of the process, so that no process writes to the log, which is rotated at `log_limit`.
     """
     import subprocess
 

@@ -253,7 +253,7 @@ class JobServer:
             except YieldToEngine:
                 outcome = encode_frame({"type": "handover"})
             except BaseException as error:
-                # Also if the result cannot be encoded.
+                # This includes a result that cannot be encoded.
                 outcome = encode_frame(encode_error(self._failure(run, error)))
             run.done.set()
             run.connection.send_frame(outcome)

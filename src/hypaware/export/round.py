@@ -359,7 +359,7 @@ class StreamRound:
             streams.mark_unsent(connection, self.key, chunk)
 
     def _cut_to_holes(self, chunk: PlannedChunk, rows: PreparedRows, overlap: RangeOverlap) -> Sequence[PlannedChunk]:
-        """Replace a chunk of which the destination has some rows by what it lacks."""
+        """Replace a chunk that the destination has in part by the rows that it lacks."""
         if self._is_fresh(chunk):
             raise self._rollback.fork(self._load_stream()[0], overlap.covered.last, chunk.after) from None
         missing = missing_chunks(self.key, self.identity.gateway_id, chunk, rows.seqs, overlap.covered)

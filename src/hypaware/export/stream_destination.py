@@ -301,7 +301,7 @@ class RollbackCheck:
     def fork(self, stream: Stream, highest: int, sent_to: int | None = None) -> DeliveryStopped:
         """Make the home a new incarnation and return the error that ends the round.
 
-        `sent_to`: drop the rest of the pending intent, of which nothing above this sequence was sent.
+        `sent_to`: drop the rest of the pending intent; nothing of it above this sequence was sent.
         """
 
         def change(connection: Connection) -> None:

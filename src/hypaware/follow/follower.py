@@ -56,9 +56,9 @@ class Follower:
         self._watch: FolderWatch | None = None
         self._forget_git_at = time.monotonic() + _GIT_SECONDS
         self.status: dict[str, dict[str, Any]] = {}
-        """Client → what is known of it; replaced as a whole."""
+        """Client → what is known about it; replaced as a whole."""
         self.covered: frozenset[str] = frozenset()
-        """Clients of which an import would find nothing that is not followed."""
+        """Clients whose transcripts are all followed, so that an import would find nothing."""
         self.covers_all = False
         """Whether there are clients, and all of them are covered."""
         self._began = datetime.now(UTC)

@@ -188,7 +188,7 @@ def _make_pin(snapshot: SourceSnapshot) -> SourcePin:
 
 
 def _empty_checkpoint(context: ImportContext, path: str) -> SourceCheckpoint:
-    """Return the checkpoint of a source of which nothing was read."""
+    """Return the checkpoint of a source that was never read."""
     nothing = (0, 0, 0, 0, "", (), False, (), None, None)
     return SourceCheckpoint(context.provider, context.dataset, path, *nothing, machine=context.machine)
 

@@ -98,7 +98,7 @@ class Identity:
         return replace(self, parents=(), forks=())
 
     def descends_from(self, other: Identity) -> bool:
-        """Report whether this is the same incarnation as the other one or a later one of the same home."""
+        """Return whether this is the same incarnation as the other one or a later one of the same home."""
         return other.incarnation in (self.incarnation, *self.parents)
 
     def incarnation_ranges(self) -> list[IncarnationRange]:
@@ -110,7 +110,7 @@ class Identity:
         return [*ranges, IncarnationRange(self.incarnation, after, None)]
 
     def precedes(self, incarnation: str, seq: int) -> bool:
-        """Report whether the incarnation owns only sequences above this one."""
+        """Return whether the incarnation owns only sequences above this one."""
         return any(each.incarnation == incarnation and seq < each.after for each in self.incarnation_ranges())
 
 
@@ -181,7 +181,7 @@ def is_own_gateway(gateway_id: str | None, own: str) -> bool:
 
 
 def is_member_id(gateway_id: str) -> bool:
-    """Return whether the id has the form of a member's. Nobody may claim one, because its rows count as the lake's."""
+    """Return whether the id has the form of a member's. No sender may claim one: its rows count as the lake's."""
     return re.fullmatch(f".*{_MEMBER}", gateway_id, re.DOTALL) is not None
 
 

@@ -140,7 +140,7 @@ def has_open(pid: int, path: Path) -> bool:
 
 
 def is_locked(path: Path, *, by_jvm: bool = False) -> bool:
-    """Report whether the lock is held. Creates no file. A concurrent `try_lock` may fail while this check runs.
+    """Return whether the lock is held. Creates no file. A concurrent `try_lock` may fail while this check runs.
 
     A JVM takes a POSIX lock, which `flock` does not see.
     """
@@ -161,7 +161,7 @@ def is_locked(path: Path, *, by_jvm: bool = False) -> bool:
 
 
 def is_file_at(path: Path, fd: int) -> bool:
-    """Report whether the locked file is still the one at the path, and was not removed or replaced."""
+    """Return whether the locked file is still the one at the path, and was not removed or replaced."""
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except FileNotFoundError:

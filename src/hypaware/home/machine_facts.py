@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Question = tuple[str, Hashable]
-"""The name of a function, and its arguments or what stands for them."""
+"""The name of a function, and its arguments or their representation."""
 
 
 @dataclass

@@ -26,7 +26,7 @@ _DATED_LISTS = ("snapshots", "snapshot-log", "metadata-log")
 
 
 def lower_future_times(home: Home, table: str, now: float) -> bool:
-    """Lower commit times after `now` to `now`, and tell whether there were any.
+    """Lower commit times after `now` to `now`, and return whether there were any.
 
     A commit that happens in between wins; the next call lowers what is left. A table with torn metadata stays as it is.
     """

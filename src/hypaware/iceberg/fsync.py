@@ -122,7 +122,7 @@ def _damaged_error(table: str, reason: str) -> LakeError:
 
 
 def find_damage(path: Path) -> str | None:
-    """Return what is wrong with the files that a metadata.json and its newest snapshot reference, or None."""
+    """Return the problem with the files that a metadata.json and its newest snapshot reference, or None."""
     try:
         known = metadata.read_metadata(path)
         if known.current is None:

@@ -34,7 +34,7 @@ _LATE = timedelta(minutes=10)
 _MAX_REMEMBERED = 200_000
 _NEWEST_SESSIONS = 8
 _RECENT = 4
-"""Messages are read in this many times the parts that are asked for, because a message can have several."""
+"""How many messages are read for each requested part, because a message can have several."""
 Signature = tuple[tuple[str, int, int], ...]
 SessionKey = tuple[str, str | None]
 """Session id and machine, which are the same in every index."""
@@ -42,7 +42,7 @@ SessionKey = tuple[str, str | None]
 
 class Arrival(NamedTuple):
     session: dict[str, Any]
-    """The document of the session, as it was when its first part arrived."""
+    """The document of the session at the time when its first part arrived."""
     message: Message
     """The message with its new parts only."""
 

@@ -63,7 +63,7 @@ def start_builder(home: Home) -> Popen[bytes] | None:
 
 
 def wait_for_builder(home: Home, seconds: float) -> bool:
-    """Wait until the index is complete, and tell whether it is."""
+    """Wait until the index is complete, and return whether it is."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if read_progress(home) is None and not is_building(home):

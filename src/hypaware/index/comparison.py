@@ -95,7 +95,7 @@ _STORED = {
            UNION SELECT session, 'model ' || model, 1 FROM totals""",
     ),
 }
-"""What is stored of each session, and what it is computed from; the first column is the session's number."""
+"""The stored figures of each session, and their sources; the first column is the session's number."""
 _Session = tuple[str, str]
 """Session id and machine."""
 

@@ -118,7 +118,7 @@ def open_existing(home: Home) -> Iterator[sqlite3.Connection]:
 
 
 def is_unwritable(error: BaseException) -> bool:
-    """Tell whether the disk is full or read-only, or the home belongs to another user."""
+    """Return whether the disk is full or read-only, or the home belongs to another user."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_SPACE
     return isinstance(error, OSError)

@@ -64,7 +64,7 @@ class Filters(NamedTuple):
     tool: str | None = None
     """A tool that the session has called, at any time."""
     failed: str | None = None
-    """A tool of which a call has failed in the session."""
+    """A tool that has failed in the session."""
     weekday: int | None = None
     """A day of the week, 0 is Monday, on which the session was active. See `hypaware.index.session_traits`."""
     hour: int | None = None

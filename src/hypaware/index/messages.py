@@ -40,7 +40,7 @@ _IDS_PER_QUERY = 500
 
 
 class MessageOutline(NamedTuple):
-    """Where a message stands in the conversation, and the sequences of its parts. They sort as they were said."""
+    """The place of a message in the conversation, and the sequences of its parts. They sort in order of time."""
 
     at: int
     message_index: int

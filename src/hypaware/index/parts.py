@@ -233,12 +233,12 @@ def to_microseconds(timestamp: str) -> int:
 
 
 def is_client_note(text: str) -> bool:
-    """Tell whether the text of a user's message is a note of the client, such as the folder and the date."""
+    """Return whether the text of a user's message is a note of the client, such as the folder and the date."""
     return text.lstrip().startswith(_CLIENT_NOTES)
 
 
 def is_command(text: str) -> bool:
-    """Tell whether a turn is a command to the client and not a prompt."""
+    """Return whether a turn is a command to the client and not a prompt."""
     return text.startswith(("<command-", "<bash-input>"))
 
 

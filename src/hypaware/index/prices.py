@@ -193,13 +193,13 @@ def load_prices(home: Home) -> PriceTable:
 
 
 def _may_name_prices(home: Home) -> bool:
-    """Tell whether the config must be read; importing its schema takes longer than most answers."""
+    """Return whether the config must be read; importing its schema takes longer than most answers."""
     try:
         return b"prices" in home.config.read_bytes()
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # loading it says what is wrong
+        return True  # loading it reports the problem
 
 
 def read_prices(path: Path = _PACKAGED) -> PriceTable:

@@ -164,7 +164,7 @@ def progress_of(connection: sqlite3.Connection) -> float | None:
 
 
 def is_current(connection: sqlite3.Connection, *, with_text: bool | None = None) -> bool:
-    """Tell whether this is an index of this version, and with these settings if given. Raise on damage."""
+    """Return whether this is an index of this version, and with these settings if given. Raise on damage."""
     ((version,),) = connection.execute("PRAGMA user_version")
     ((application,),) = connection.execute("PRAGMA application_id")
     if (version, application) != (VERSION, APPLICATION_ID):

@@ -35,7 +35,7 @@ def scrub_index(home: Home) -> None:
                 raise OSError("a data file or a segment of the spool cannot be read")
             _scrub(home)
     except (OSError, sqlite3.Error, HypError):
-        # Whoever is writing or reading it keeps an unlinked file.
+        # A process that has it open keeps the unlinked file.
         database.remove_files(home)
     _after_vacuum()
 

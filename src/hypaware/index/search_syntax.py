@@ -20,7 +20,7 @@ class SearchTerm(NamedTuple):
     """One required word, phrase or prefix."""
 
     text: str
-    """As it was written, without quotes and star."""
+    """The word as written, without quotes and star."""
     tokens: tuple[str, ...]
     is_prefix: bool = False
 

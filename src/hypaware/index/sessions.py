@@ -206,7 +206,7 @@ def make_document(*values: Any) -> Document:
 
 
 def has_several_machines(index: Index) -> bool:
-    """Tell whether sessions of more than one machine are indexed."""
+    """Return whether sessions of more than one machine are indexed."""
     return len(index.connection.execute("SELECT DISTINCT machine FROM sessions LIMIT 2").fetchall()) > 1
 
 

@@ -50,7 +50,7 @@ class SpoolRow(NamedTuple):
 
 @dataclass(frozen=True)
 class SpoolFile:
-    """A segment as it was listed. Its name is the one that it had while it was active."""
+    """A segment, as listed. Its name is the one that it had while it was active."""
 
     name: str
     path: Path
@@ -89,7 +89,7 @@ def list_spool(home: Home) -> list[SpoolFile]:
 
 
 def is_unchanged(connection: sqlite3.Connection, files: Sequence[SpoolFile]) -> bool:
-    """Tell whether all of the spool is indexed."""
+    """Return whether all of the spool is indexed."""
     return _read_sizes(connection) == {(file.name, file.inode): file.size for file in files}
 
 

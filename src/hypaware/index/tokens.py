@@ -1,4 +1,4 @@
-"""How text becomes the words of the full-text index. What is indexed and what is searched for go through here.
+"""How text becomes the words of the full-text index. Indexed text and search words both pass through here.
 
 SQLite's tokenizer takes a run of letters and digits as one word; upper and lower case and accents do not matter, and
 everything else separates words. Chinese, Japanese and Korean are written without spaces, or with particles that belong

@@ -89,7 +89,7 @@ def count_unnumbered_rows(home: Home, dataset: str) -> dict[str, int]:
         for file in metadata.iter_cached_files(metadata.read_metadata(entry.metadata)) if entry else ():
             found[file.source] += file.rows - file.sequenced
     except Exception:
-        # Damaged JSON and Avro raise many kinds of errors. Whoever reads rows of the table reports the damage.
+        # Damaged JSON and Avro raise many kinds of errors. Reading rows of the table reports the damage.
         return {}
     return dict(+found)
 
@@ -97,7 +97,7 @@ def count_unnumbered_rows(home: Home, dataset: str) -> dict[str, int]:
 def has_pending_rows(
     home: Home, names: Collection[str] | None = None, *, make: bool = True, skip_deferred: bool = False
 ) -> bool:
-    """Tell whether a flush has something to do: rows in the spool, received batches of a shared lake, or interrupted
+    """Return whether a flush has something to do: rows in the spool, received batches of a shared lake, or interrupted
     flushes. Checks the folders first, which is cheap."""
     wanted = segments.list_spooled_datasets(home) if names is None else names
     if any(reader.summarize_spool(home, name, skip_deferred=skip_deferred).segments for name in wanted):

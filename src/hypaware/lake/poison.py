@@ -6,7 +6,7 @@ row during whose build the engine has died three times; fewer may be a coinciden
 
 While a segment is built alone, `spool/<dataset>/poison/<segment>.json` has the slice that is being built and the slices
 during which the engine died: `{"building": [start, stop] | null, "deaths": [[start, stop, count], ...]}`. It survives
-the engine, so every death halves what is left to search.
+the engine, so every death halves the rest of the search.
 
 @ref flush#build
 """

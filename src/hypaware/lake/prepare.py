@@ -228,7 +228,7 @@ def find_purged(
 
 
 def is_purged(marks: Tombstones, dataset: Dataset, own_gateway: str | None, line: bytes) -> bool:
-    """Tell whether a rejected line belongs to a purge, as far as the line can be parsed."""
+    """Return whether a rejected line belongs to a purge, as far as the line can be parsed."""
     is_in_purged_range = marks.purge_filter.predicate(dataset)
     if is_in_purged_range is None and not marks.has_parts:
         return False

@@ -134,12 +134,12 @@ def _sort_rows(rows: pa.Table) -> pa.Table:
 
 
 def _may_hold(rows: DataFile | RowGroup, after: int, last: int) -> bool:
-    """Tell whether rows can be in the range. True if the bounds are unknown."""
+    """Return whether rows can be in the range. True if the bounds are unknown."""
     return rows.min_seq is None or rows.max_seq is None or (rows.max_seq > after and rows.min_seq <= last)
 
 
 def _may_hold_legacy(rows: DataFile | RowGroup) -> bool:
-    """Tell whether rows without a sequence can be among them. True if the statistics do not tell."""
+    """Return whether rows without a sequence can be among them. True if the statistics do not tell."""
     return rows.sequenced < rows.rows or rows.min_seq is None
 
 

@@ -54,7 +54,7 @@ def list_expirable(known: TableMetadata, moment: float, keep: int = 1) -> list[T
 
 
 def is_expiry_due(known: TableMetadata) -> bool:
-    """Tell whether enough snapshots have expired, or an expired one holds files that can be deleted."""
+    """Return whether enough snapshots have expired, or an expired one holds files that can be deleted."""
     moment = expiry_horizon(known)
     old = list_expirable(known, moment)
     if len(old) >= _MIN_EXPIRED:

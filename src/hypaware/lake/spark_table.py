@@ -228,7 +228,7 @@ class SparkTable:
             transaction.updateProperties().set(metadata.FLOOR_PROPERTY, str(flush.last)).commit()
 
     def _has_files_of(self, flush: Flush) -> bool:
-        """Tell whether files of a flush are live: restored rows have sequences outside its range."""
+        """Return whether files of a flush are live: restored rows have sequences outside its range."""
         return any(file.path.name.startswith(f"{flush.id}-") for file in metadata.iter_live_files(self.metadata))
 
     def replace_files(self, change: TableChange) -> None:
@@ -273,7 +273,7 @@ class SparkTable:
             raise jvm_lost_error(error) from error
 
     def _has_change(self, change: TableChange) -> bool:
-        """Tell whether this change was committed. Another change may have removed the same files."""
+        """Return whether this change was committed. Another change may have removed the same files."""
         known = self.metadata
         live = {file.path for file in metadata.iter_live_files(known)}
         replaced = live.isdisjoint(file.path for file in change.removed)
@@ -298,14 +298,14 @@ class SparkTable:
         return len(known.snapshots) - len(self.metadata.snapshots)
 
     def trim(self) -> bool:
-        """Expire old snapshots if there are too many, and tell whether any was removed. Rows are not affected."""
+        """Expire old snapshots if there are too many, and return whether any was removed. Rows are not affected."""
         known = self.metadata
         if len(known.snapshots) <= _MAX_SNAPSHOTS:
             return False
         return self.expire(snapshots.expiry_horizon(known), keep=_MAX_SNAPSHOTS // 2) > 0
 
     def store_identity(self, identity: Identity) -> bool:
-        """Store the home's incarnation in the table, in case state and mirror are lost. Tell whether it changed."""
+        """Store the home's incarnation in the table, in case state and mirror are lost. Return whether it changed."""
         properties = {
             metadata.INCARNATION_PROPERTY: identity.incarnation,
             metadata.PARENTS_PROPERTY: ",".join(identity.parents),
@@ -407,7 +407,7 @@ def create_table(
 
 
 def evolve_table(table: Any, jvm: Any, dataset: Dataset, known: Mapping[str, TableField]) -> bool:
-    """Add missing columns to an Iceberg table (Java object) with the known fields. Tell whether it changed."""
+    """Add missing columns to an Iceberg table (Java object) with the known fields. Return whether it changed."""
     added, relaxed = [], []
     for column in schema.table_columns(dataset):
         if (field := known.get(column.name)) is None:

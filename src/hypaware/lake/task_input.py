@@ -141,7 +141,7 @@ def run_copied(
 
 
 def _take(piece: Broadcast[bytes]) -> bytes:
-    """Return the bytes of a piece, of which the worker must not keep a copy."""
+    """Return the bytes of a piece. The worker must not keep a copy."""
     data: bytes = piece.value
     vars(piece).pop("_value", None)
     return data

@@ -34,7 +34,7 @@ def loads(data: bytes | str) -> Any:
 
 
 def may_hold_long_number(raw: bytes) -> bool:
-    """Tell whether `orjson.loads` may read a number in this text, or in any of its lines, differently from `loads`."""
+    """Return whether `orjson.loads` may read a number in this text, or in any of its lines, unlike `loads`."""
     normalized = raw.translate(_NORMALIZE_DIGITS)
     return _LONG_NUMBER_START in normalized or normalized.startswith(_LONG_NUMBER)
 

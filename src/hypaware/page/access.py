@@ -187,7 +187,7 @@ def _find_objection(request: web.Request, port: int) -> str | None:
 
 
 def _is_public(request: web.Request) -> bool:
-    """Tell whether a file of the package is asked for: the page that says how to sign in needs its style."""
+    """Return whether the request is for a file of the package: the sign-in page needs its style."""
     return isinstance(request.match_info.route.resource, web.StaticResource)
 
 
@@ -213,7 +213,7 @@ def is_top_navigation(request: web.Request) -> bool:
 
 
 def _is_navigation(request: web.Request) -> bool:
-    """Tell whether a person visits the address. Browsers that do not say what a request is for are believed."""
+    """Return whether a person visits the address. Browsers that do not say what a request is for are believed."""
     return "Sec-Fetch-Dest" not in request.headers or is_top_navigation(request)
 
 

@@ -68,7 +68,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     request[_STARTED] = True
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
-    # Files of the package may be kept, but are asked for again: another version may be installed.
+    # Files of the package may be cached, but must be revalidated: another version may be installed.
     is_file = isinstance(request.match_info.route.resource, web.StaticResource)
     response.headers.setdefault("Cache-Control", "no-cache" if is_file else "no-store")
     response.headers["Server"] = "hypaware"

@@ -92,7 +92,7 @@ class PageContext:
         path = self._config().usage.prices
         version = None
         if path:
-            with suppress(OSError):  # load_prices says what is wrong
+            with suppress(OSError):  # load_prices reports the problem
                 version = (path, (self.home.root / Path(path).expanduser()).stat().st_mtime_ns)
         if self._prices is None or self._prices[0] != version or (path and version is None):
             self._prices = (version, load_prices(self.home))

@@ -1,4 +1,4 @@
-"""The filter bar of the overview, the sessions and the search: what can be chosen, and what is.
+"""The filter bar of the overview, the sessions and the search: the choices, and what is chosen.
 
 A view makes it with `load_filter_bar` and shows it with the macro of `filters.html`:
 

@@ -216,7 +216,7 @@ class LiveSessions:
                 each.arrivals.note_shown(each.number, message)
 
     def _look(self, index: Index, each: _Watched) -> bool:
-        """Send what has arrived. Return False if the session is gone."""
+        """Send the parts that have arrived. Return False if the session is gone."""
         # Rows come into the index a little later than into their file.
         state, now = _take_index_state(index.home), time.monotonic()
         again = state != each.index_state or now - each.looked_at >= _LOOK_AGAIN_SECONDS

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Reading(Generic[T]):
-    """What was read last."""
+    """The last value."""
 
     value: T | None = None
     at: datetime | None = None
@@ -37,12 +37,12 @@ class PartReader(Generic[T]):
         self._last: Reading[T] = Reading()
 
     async def get(self, read: Callable[[], T], seconds: float) -> Reading[T]:
-        """Return what is read within this time, or what was read last. A read that is running is joined."""
+        """Return the new value if it is read within this time, or else the last one. Joins a read that is running."""
         if self._running is None:
             self._running = run_in_thread(read, f"page: {self._name}")
             self._running.add_done_callback(self._note)
         await asyncio.wait([self._running], timeout=seconds)
-        # The callback runs after those who wait are woken, so the future itself is asked.
+        # The callback runs after the waiting tasks are woken, so check the future itself.
         return replace(self._last, is_late=True) if self._running and not self._running.done() else self._settle()
 
     def _settle(self) -> Reading[T]:

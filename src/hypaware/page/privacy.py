@@ -247,7 +247,7 @@ def list_deliveries(home: Home) -> list[Document]:
 
 
 def check_folder(path: str) -> str:
-    """Return the path as it is stored. Raise UsageError if it cannot be the path of a folder."""
+    """Return the path in the form in which it is stored. Raise UsageError if it cannot be the path of a folder."""
     is_whole = False
     with suppress(RuntimeError):  # the home directory of an unknown user
         is_whole = Path(path).expanduser().is_absolute()
@@ -341,7 +341,7 @@ def routes(context: PageContext) -> list[web.RouteDef]:
         form = await request.post()
         label = form.get("class")
         if label == "remove":
-            # As it is written in the config, even if it could not be added like this.
+            # As written in the config, even if it could not be added in this form.
             key = folder_key(str(form.get("path", "")))
             await run_in_thread(lambda: unset_value(home, key), "page: unset")
         elif label in _CHOICES:

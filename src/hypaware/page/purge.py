@@ -48,14 +48,14 @@ _PREVIEW_SECONDS = 300.0
 """After this time the rows are counted again."""
 _KEEP_SECONDS = 86_400.0
 _LOG_BYTES = 4_096
-# Somebody who only looks whether a lock is held keeps it from being taken for a moment.
+# A process that only checks whether the lock is held holds it for a moment itself.
 _LOCK_ATTEMPTS, _LOCK_PAUSE = 50, 0.01
 Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class RunState:
-    """How far a preview or a purge is."""
+    """The progress of a preview or a purge."""
 
     name: str
     """none, running, done, failed (there is an error) or interrupted (there is no result)."""
@@ -184,7 +184,7 @@ def _folder(home: Home) -> Path:
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove old files. Whoever takes a lock looks whether its file is still there."""
+    """Remove old files. A process that takes a lock checks whether its file still exists."""
     for path in folder.iterdir():
         with suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > _KEEP_SECONDS and not locks.is_locked(path):

@@ -81,7 +81,7 @@ def make_row(number: int, session: Mapping[str, Any], zone: ZoneInfo, now: datet
 
 
 def cut_text(text: str | None, most: int = _MAX_NAME) -> str:
-    """Return text for one line of a list: at most so many characters, none of which changes what is around it."""
+    """Return text for one line of a list: at most so many characters, none of which affects the text around it."""
     if not text:
         return ""
     return escape_cell(text if len(text) <= most else f"{text[: most - 1]}…")

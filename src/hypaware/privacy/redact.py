@@ -4,7 +4,7 @@ Only listed headers and query parameters are recorded. The values of all others 
 name suggests a secret. A masked value keeps at most its last four characters, and only if it is longer than sixteen.
 
 In content, the rules of `secret_rules` find secrets. The digits of a marker are an HMAC of the secret with the key of
-the home, so that two uses of one key remain recognizable and nobody else can test guesses of a weak password. Markers
+the home, so that two uses of one key remain recognizable and no outsider can test guesses of a weak password. Markers
 of earlier versions, with eight digits, stay. Redacting redacted text changes nothing, and canonical JSON stays
 canonical. Counts say how often each rule matched, never what it found.
 

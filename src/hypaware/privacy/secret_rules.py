@@ -221,7 +221,7 @@ _POSSESSIVE = re.compile(r"(?<=[*+?])\+")
 
 
 def is_secret(value: bytes, kind: str = ASSIGNED, is_certain: bool = False, *, is_quoted: bool = False) -> bool:
-    """Return whether the value is a secret of this kind; `is_certain` means that nothing else can stand there."""
+    """Return whether the value is a secret of this kind; `is_certain` means that it cannot be anything else."""
     if is_placeholder(value):
         return False
     is_password = kind == PASSWORD

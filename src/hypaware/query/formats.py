@@ -1,4 +1,4 @@
-"""The output of a query: its formats, each of which renders Arrow batches as a stream of bytes, and its file.
+"""The output of a query: its formats, which render Arrow batches as a stream of bytes, and its file.
 
 A file is written all or nothing: the result goes to a hidden temporary file in the same folder, which replaces the
 target at the end. A device or a named pipe is written directly. Of a symbolic link, the target is replaced.

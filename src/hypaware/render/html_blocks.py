@@ -86,7 +86,7 @@ class HtmlBlocks:
         self._sizes: list[int] = []
 
     def start(self) -> str:
-        """Return what comes before the first block, or before the first one of a subagent."""
+        """Return the HTML before the first block, or before the first one of a subagent."""
         self._sizes.append(0)
         return '<div class="group">\n' if self._style.group else ""
 
@@ -290,7 +290,7 @@ class HtmlBlocks:
     def _text(
         self, part: Part, text: str, which: str = "text", *, is_bad: bool = False, language: str | None = None
     ) -> str:
-        """Return a text as it is, cut if it is long."""
+        """Return a text unchanged, or cut if it is long."""
         stripped = text.strip("\n")
         if self._style.full:
             return to_pre(stripped, is_bad=is_bad, language=language)

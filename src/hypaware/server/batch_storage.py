@@ -72,7 +72,7 @@ class BatchStorage(Protocol):
         """Prepare the transaction that enters these batches. Raises OSError if it must not begin."""
 
     def accept(self, paths: Sequence[Path]) -> None:
-        """Let a flush find batches that are in the ledger."""
+        """Make batches that are in the ledger visible to flushes."""
 
     def discard(self, paths: Sequence[Path]) -> None:
         """Remove batches that are certainly not in the ledger."""
@@ -80,8 +80,8 @@ class BatchStorage(Protocol):
     def roll_back(self, paths: Sequence[Path]) -> None:
         """Clean up after a failed transaction, which may be committed all the same."""
 
-    def settle(self) -> None:
-        """Finish, after the answers, what must be done before the next transaction. Raises OSError if that fails."""
+    def clean_up(self) -> None:
+        """Do the rest of the work before the next transaction. Raises OSError if it fails."""
 
     def probe(self) -> None:
         """Raise OSError or HypError if a batch could not be stored now."""
@@ -107,7 +107,7 @@ class FileStorage:
         return StoredSegment(path, path.stat().st_size)
 
     def begin(self, paths: Sequence[Path]) -> None:
-        self.settle()
+        self.clean_up()
         for folder in {path.parent for path in paths}:
             require_free_space(folder, self._min_free)
             durable_files.fsync_dir(folder)
@@ -138,7 +138,7 @@ class FileStorage:
         except HypError as error:
             log.warning("cannot read the ledger; the next start recovers %d batches: %s", len(paths), error)
 
-    def settle(self) -> None:
+    def clean_up(self) -> None:
         self._move()
         for folder in list(self._unsynced):
             durable_files.fsync_dir(folder)
@@ -192,7 +192,7 @@ class ObjectStorage:
     def roll_back(self, paths: Sequence[Path]) -> None:
         pass
 
-    def settle(self) -> None:
+    def clean_up(self) -> None:
         unwanted, self._unwanted = self._unwanted, []
         for path in unwanted:
             with suppress(OSError, HypError):

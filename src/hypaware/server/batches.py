@@ -6,7 +6,7 @@ A batch moves from thread to thread without returning to the event loop, so an a
 its batch is stored or not, as if the client had stayed. The group commit enters durable batches in one transaction. One
 thread is this server's only writer of the ledger.
 
-    store durably ─▶ one transaction: known? overlapping? else enter ─▶ accept ─▶ answer ─▶ settle
+    store durably ─▶ one transaction: known? overlapping? else enter ─▶ accept ─▶ answer ─▶ clean up
 
 While one group is committed, the next one gathers. The decision about a batch is made inside the transaction, so of two
 batches with the same id the second is answered only after the first is committed, even if another server receives it.
@@ -131,7 +131,7 @@ class GroupCommit:
             self._metrics.commits.observe(time.monotonic() - started_at)
             # If this fails, it is repeated before the next group, which cannot start without it.
             with suppress(OSError):
-                self._storage.settle()
+                self._storage.clean_up()
 
     def _outcomes(self, group: Sequence[DurableBatch]) -> Sequence[BatchOutcome]:
         paths = [each.path for each in group if each.path]

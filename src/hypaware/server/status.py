@@ -1,4 +1,4 @@
-"""What `hyp server status` shows: machines and how far they are, rows per day, what waits for a flush, and storage.
+"""What `hyp server status` shows: the machines and their lag, rows per day, batches not yet flushed, and storage.
 
 It reads the state, the metadata of the tables and the sizes of files. It starts no engine, and needs no running server.
 """
@@ -114,5 +114,5 @@ def _measure_tables(home: Home) -> Iterator[DatasetStorage]:
 
 
 def _age(at: str, now: datetime) -> float:
-    """Return seconds. A clock that was set back since counts as none."""
+    """Return the age in seconds; 0 if the clock was set back since."""
     return max(0.0, (now - datetime.fromisoformat(at)).total_seconds())

@@ -74,7 +74,7 @@ class ReceivedObjects:
 
     def find_missing(self, dataset: str, *, now: float, orphan_seconds: float = ORPHAN_SECONDS) -> list[Path]:
         """Compare the bucket with the list: return the segments whose object is missing, and drop orphans."""
-        # Listed first: what is entered after this is in the list below, and is not missing.
+        # Listed first: an object that is entered after this is in the list below, and is not missing.
         present = {path for path, _ in self.folder(dataset).list_objects()}
         listed = {segment.path for segment in self.list_segments(dataset)}
         orphans = [path for path in present - listed if _is_older(path, now - orphan_seconds)]

@@ -119,7 +119,7 @@ class Segment:
     bytes: int
 
     def is_deferred(self, now: float, seconds: float = DEFERRAL_SECONDS) -> bool:
-        """Tell whether a background flush skips this segment. A clock that was set back ends the deferral."""
+        """Return whether a background flush skips this segment. A clock that was set back ends the deferral."""
         created = self.name.partition("-")[0]
         return is_deferrable(self.name) and created.isdecimal() and 0 <= now - int(created) / 1000 < seconds
 
@@ -161,7 +161,7 @@ def list_sealed_segments(spool: SpoolFolder) -> list[Segment]:
         except FileNotFoundError:
             continue
         except OSError:
-            counted = 0  # whoever reads it reports it
+            counted = 0  # reading it reports the error
         found.append(Segment(spool.dataset, name, path, counted, size))
     return found
 

@@ -79,7 +79,7 @@ class SourcePin:
 
 @dataclass(frozen=True)
 class SourceCheckpoint:
-    """How far a source file has been imported."""
+    """The position up to which a source file has been imported."""
 
     provider: str
     dataset: str

@@ -102,7 +102,7 @@ def is_known_in_any_incarnation(connection: Connection, sender: BatchSender, bat
 
 
 def overlaps_delivered(connection: Connection, sender: BatchSender, delivery: StreamRange) -> bool:
-    """Report whether any row of the range may be stored already."""
+    """Return whether any row of the range may be stored already."""
     sql = f"SELECT 1 FROM delivered WHERE {_OF_STREAM} AND seq_after < :last AND seq_last > :after LIMIT 1"
     return connection.value(sql, _range_columns(sender, delivery)) is not None
 

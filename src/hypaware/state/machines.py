@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MachineNames:
-    """What is known about machines; a machine that is not listed is known by its id only."""
+    """Known machines; a machine that is not listed is known by its id only."""
 
     hosts: Mapping[str, str] = field(default_factory=dict)
     people: Mapping[str, str] = field(default_factory=dict)
 
     def name_of(self, machine: str) -> str:
-        """Return the host name, or the id of a machine that has none. Hosts with the same name are told apart."""
+        """Return the host name, or the id of a machine that has none. Hosts with the same name get distinct names."""
         host = self.hosts.get(machine)
         if host is None:
             return machine

@@ -72,7 +72,7 @@ def add_segment(connection: Connection, tenant: str, gateway_id: str, dataset: s
 
 
 def is_finished(connection: Connection, dataset: str, name: str) -> bool:
-    """Report whether a flush or `drop_names` already knows the segment, so that it must not be entered."""
+    """Return whether a flush or `drop_names` already knows the segment, so that it must not be entered."""
     sql = "SELECT 1 FROM segments WHERE dataset = ? AND name = ?"
     return connection.value(sql, (dataset, name)) is not None
 

@@ -36,7 +36,7 @@ class ServerClock:
 def list_server_clocks(store: StateStore) -> list[ServerClock]:
     with store.reading() as connection:
         if not connection.has_table("server_clocks"):
-            # The state of an older version, which a status reads as it is.
+            # A status reads the state of an older version without upgrading it.
             return []
         rows = connection.rows("SELECT host, seen_at, date FROM server_clocks ORDER BY host")
     return [
@@ -46,7 +46,7 @@ def list_server_clocks(store: StateStore) -> list[ServerClock]:
 
 
 def record_server_clock(store: StateStore, clock: ServerClock) -> None:
-    """Record the newest answer of a host, unless it says what is known."""
+    """Record the newest answer of a host, unless it is already known."""
     known = next((each for each in list_server_clocks(store) if each.host == clock.host), None)
     if known and abs(known.ahead - clock.ahead) <= _JITTER and timedelta() <= clock.seen_at - known.seen_at < _REFRESH:
         return

@@ -73,7 +73,7 @@ def suspect_marker(path: Path) -> Path:
 
 
 def is_intact(path: Path) -> bool:
-    """Report whether the database passes a full check. An empty file is new, not damaged."""
+    """Return whether the database passes a full check. An empty file is new, not damaged."""
     uri = f"{path.absolute().as_uri()}?mode=rw"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_MILLISECONDS / 1000)) as driver:

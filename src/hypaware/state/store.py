@@ -66,7 +66,7 @@ class StateDatabase(Protocol):
         """Return a connection that changes nothing, not even the files next to the database."""
 
     def is_broken(self, driver: Any) -> bool:
-        """Report whether the connection was lost and another one may work."""
+        """Return whether the connection was lost and another one may work."""
 
     def to_error(self, error: Exception, *, read_only: bool) -> HypError:
         """Convert an error of the driver."""

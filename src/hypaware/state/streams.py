@@ -43,7 +43,7 @@ RESEND_INHERITED = "resend spool"
 
 # The condition for the rows of one stream; its parameters are `asdict(key)`.
 OF_STREAM = "sink = :sink AND dataset = :dataset AND source = :source"
-# The fields of a stream that the mirror keeps, besides its key. Retries are not kept.
+# The fields of a stream that the mirror keeps, except its key. Retries are not kept.
 MIRRORED_FIELDS = ("address", "destination_id", "watermark", "history", "exported_rows", "held", "planned_to")
 _OF_CHUNK = f"{OF_STREAM} AND seq_after = :seq_after AND seq_last = :seq_last"
 # The status of a chunk: it may have arrived, it is finished, or it is known not to have arrived.
@@ -219,7 +219,7 @@ def mark_rolled_back(connection: Connection) -> None:
 
 
 def abandon_intent(connection: Connection, key: StreamKey, at: int) -> None:
-    """Drop the rest of an intent of which nothing above this sequence was sent."""
+    """Drop the rest of an intent; nothing of it above this sequence was sent."""
     cancel_intent(connection, key)
     raise_watermark(connection, key, at)
     _update(connection, key, planned_to=at)

@@ -134,7 +134,7 @@ class PurgeReport:
     spool_held: list[str] = field(default_factory=list)
     """Segments that a running process has not sealed."""
     spool_unreadable: list[str] = field(default_factory=list)
-    """In a dry run, what is wrong with segments that cannot be read. A purge refuses to overlook them."""
+    """In a dry run, the problems with segments that cannot be read. A purge refuses to overlook them."""
     rejects: int = 0
     letters: int = 0
     letter_rows: int = 0

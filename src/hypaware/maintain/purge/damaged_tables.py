@@ -1,4 +1,4 @@
-"""A purge beside damaged tables: it runs only if none of them holds a row of the purge.
+"""Damaged tables during a purge: it runs only if none of them holds a row of the purge.
 
 The metadata of a damaged table cannot say which files are live, so every data file in its directories is searched, and
 its rows in the spool. If one of them matches or cannot be read, the purge is refused before it changes anything: it

@@ -183,7 +183,7 @@ def _clean_database(path: Path, vacuum: bool) -> bool:
         except sqlite3.OperationalError:
             return False
         deadline = time.monotonic() + _TIMEOUT
-        # The first column tells whether a reader or writer is in the way.
+        # The first column is 1 if a reader or writer blocks the checkpoint.
         while db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             if time.monotonic() > deadline:
                 return False
