@@ -25,8 +25,8 @@ from hypaware.errors import Cancelled, Retryable
 from hypaware.home import Home, durable_files, session_context
 from hypaware.home.storage import ObjectPath
 from hypaware.lake import commit
-from hypaware.lake.build import BuildFailure, BuildResult, BuildSettings, SegmentSlice, SegmentTask
-from hypaware.lake.poison import MAX_SHARED_ATTEMPTS, PoisonRows, failed_build_error, isolate_poison
+from hypaware.lake.build import BuildSettings, SegmentSlice, SegmentTask
+from hypaware.lake.poison import MAX_SHARED_ATTEMPTS, PoisonRows, isolate_poison, require_built
 from hypaware.lake.prepare import plan_build, prepare_flush
 from hypaware.lake.table import LakeBackend, OpenTable, commit_lock
 from hypaware.model import datasets
@@ -208,7 +208,12 @@ class Flusher:
             try:
                 with commit.reserve_segments(target, [(segment.name, segment.rows) for segment in chosen]) as flush:
                     settings = plan_build(target, flush, target.table.gateway_id)
-                    built = build_segments(target, flush, settings, {each.name: each.path for each in chosen})
+                    tasks = _make_tasks(self.home, flush, settings, {each.name: each.path for each in chosen})
+                    if any(segment.attempts > MAX_SHARED_ATTEMPTS for segment in flush.segments):
+                        # A suspected segment is flushed alone.
+                        built = isolate_poison(self.home, self.lake, flush, tasks)
+                    else:
+                        built = require_built(dataset, tasks, self.lake.run(tasks))
                     prepared = prepare_flush(target, flush, settings, built)
             except PoisonRows:
                 # The segments stay in the spool. After the second failure, the next try isolates the poison rows.
@@ -276,26 +281,6 @@ def _readable(chosen: Iterable[Segment], unreadable: dict[Path, OSError]) -> Ite
             yield replace(segment, rows=segments.count_lines(segment.path))
         except OSError as error:
             unreadable[segment.path] = error
-
-
-def build_segments(
-    target: OpenTable, flush: Flush, settings: BuildSettings, paths: Mapping[str, Path]
-) -> list[BuildResult]:
-    """Build the segments of a flush, whose files are given by name. Raise PoisonRows or Retryable if that fails."""
-    tasks = _make_tasks(target.home, flush, settings, paths)
-    if any(segment.attempts > MAX_SHARED_ATTEMPTS for segment in flush.segments):
-        # A suspected segment is flushed alone.
-        return isolate_poison(target.home, target.lake, flush, tasks)
-    results = target.lake.run(tasks)
-    failed = [(task, each) for task, each in zip(tasks, results, strict=True) if isinstance(each, BuildFailure)]
-    if failed:
-        blamed = [
-            name
-            for task, failure in failed
-            for name in ((failure.segment,) if failure.segment else [each.segment for each in task.slices])
-        ]
-        raise failed_build_error(flush.dataset, [failure for _, failure in failed], tuple(blamed))
-    return [result for result in results if isinstance(result, BuildResult)]
 
 
 def _make_tasks(home: Home, flush: Flush, settings: BuildSettings, paths: Mapping[str, Path]) -> list[SegmentTask]:

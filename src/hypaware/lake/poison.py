@@ -43,6 +43,21 @@ class PoisonRows(HypError):
         self.segments = segments
 
 
+def require_built(
+    dataset: str, tasks: Sequence[SegmentTask], results: Sequence[BuildResult | BuildFailure]
+) -> list[BuildResult]:
+    """Return the results of the tasks. Raise PoisonRows, which names the segments to blame, or Retryable."""
+    failed = [(task, each) for task, each in zip(tasks, results, strict=True) if isinstance(each, BuildFailure)]
+    if failed:
+        blamed = [
+            name
+            for task, failure in failed
+            for name in ((failure.segment,) if failure.segment else [each.segment for each in task.slices])
+        ]
+        raise failed_build_error(dataset, [failure for _, failure in failed], tuple(blamed))
+    return [result for result in results if isinstance(result, BuildResult)]
+
+
 def failed_build_error(dataset: str, failures: Sequence[BuildFailure], blamed: tuple[str, ...] = ()) -> HypError:
     """Return the error for a build that failed: the environment's fault, such as a full disk, or that of the rows."""
     for failure in failures:

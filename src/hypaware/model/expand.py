@@ -181,7 +181,10 @@ class Expansion:
             rows = []
             for number, (part_index, block) in enumerate(parts):
                 row = columns if number == last else columns.copy()
-                fill_columns(row, block, self._skipped)
+                block_type = block["type"]
+                row["part_type"] = part_type = _PART_TYPES.get(block_type, block_type)
+                row.setdefault("provider_subtype", block_type)
+                _FILLERS.get(part_type, _fill_text)(row, block, self._skipped)
                 row["part_index"] = part_index
                 row["part_id"] = f"{message_id}#{part_index}"
                 if call_id := row.get("tool_result_for"):
@@ -339,15 +342,6 @@ def has_parts(content: Any) -> bool:
     if isinstance(content, list):
         return any(_makes_part(item) or isinstance(item, str) for item in content)
     return content != "" if isinstance(content, str) else _makes_part(content)
-
-
-def fill_columns(row: Row, block: Block, skipped: Counter[str]) -> None:
-    """Set the columns that one block determines. The tool name of a result is set by the caller."""
-    block_type: str = block["type"]
-    part_type = _PART_TYPES.get(block_type, block_type)
-    row["part_type"] = part_type
-    row.setdefault("provider_subtype", block_type)
-    _FILLERS.get(part_type, _fill_text)(row, block, skipped)
 
 
 def _fill_text(row: Row, block: Block, skipped: Counter[str]) -> None:
