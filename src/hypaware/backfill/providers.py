@@ -123,7 +123,7 @@ def load_materializers() -> MaterializerRegistry:
 
 
 def check_client(client: Any) -> None:
-    """Raise unless every part that the client names can be imported, and its provider be registered under its name."""
+    """Raise unless every part that the client names can be imported, and its provider has the name of the client."""
     if client.settings is not None and (client.traffic is None or not client.traffic.upstreams):
         raise ValueError(f"the client {client.name!r} can be attached, but its traffic names no upstream")
     # Reading a part imports it.

@@ -215,7 +215,7 @@ def backup(folder: Path) -> None:
     if damaged := report["damaged"]:
         reasons = "; ".join(each["message"] for each in damaged)
         raise output.PartialFailure(
-            f"the backup holds what is left of {', '.join(each['dataset'] for each in damaged)}, and everything of the "
+            f"the backup has the remaining files of {', '.join(each['dataset'] for each in damaged)}, and all of the "
             f"rest of the home: {reasons}. Keep your earlier backups, and make a new one after the repair",
             report,
             kind="backup_incomplete",

@@ -257,7 +257,7 @@ class RowSource:
 
     @contextmanager
     def failure_described(self, step: str, rows: int) -> Iterator[None]:
-        """Turn an error of the sink in a step that needs no destination into a HypError: no retry would cure it."""
+        """Turn an error of the sink in a step that needs no destination into a HypError: a retry cannot help."""
         try:
             yield
         except HypError:

@@ -207,7 +207,9 @@ def check_clock(inputs: StatusInput) -> Iterator[CheckResult]:
     what, at = max(ahead.items(), key=lambda item: item[1])
     then = datetime.fromtimestamp(at, UTC)
     times = f"the clock shows {inputs.now:%Y-%m-%d %H:%M} UTC, but {what} is from {then:%Y-%m-%d %H:%M}"
-    yield check_failed("clock", f"{times}: the clock is wrong now or was then, and retention drops nothing", "date -u")
+    yield check_failed(
+        "clock", f"{times}: the clock is wrong now, or was wrong then, and retention drops nothing", "date -u"
+    )
 
 
 def _recorded_times(inputs: StatusInput) -> Iterator[tuple[str, float]]:

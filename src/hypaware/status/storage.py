@@ -81,7 +81,7 @@ def inspect_lake(inputs: StatusInput) -> PartStatus[LakeStatus]:
     if times and (latest := max(times)) > inputs.now.timestamp() + MAX_CLOCK_STEP_BACK:
         clock, then = (f"{at:%Y-%m-%d %H:%M}" for at in (inputs.now, datetime.fromtimestamp(latest, UTC)))
         message = f"this machine's clock shows {clock} (UTC), but rows were committed at {then}"
-        message += ": it is wrong now or was then. The next commit is dated by the clock as it is now"
+        message += ": the clock is wrong now, or was wrong then. The next commit gets the time that the clock shows"
         diagnostics.append(warning("clock_went_back", message, "date -u"))
     diagnostics += _purge_diagnostics(inputs.home)
     diagnostics += _key_index_diagnostics(inputs.home)
