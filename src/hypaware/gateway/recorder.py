@@ -173,9 +173,10 @@ class Recorder:
         processed = 0
         while (item := self.queue.get()) is not None:
             recording, capture = item
-            reason = capture.response.wait_until_written() or capture.request.wait_until_written()
-            if reason and not recording.error:
-                recording = replace(recording, error=reason)
+            # Wait for both files, even if one body is incomplete.
+            reasons = capture.response.wait_until_written(), capture.request.wait_until_written()
+            if not recording.error and any(reasons):
+                recording = replace(recording, error=reasons[0] or reasons[1])
             processed += recording.request.size + recording.response.size
             complete = recording.request.complete and recording.response.complete
             _before_keep()

@@ -143,6 +143,24 @@ def test_a_slow_disk_costs_the_recording_and_not_the_stream(tmp_path: Path) -> N
     assert 0 < len(response) <= SMALL.total_in_memory
 
 
+@pytest.mark.hazard(57)
+def test_a_slow_disk_delays_an_exchange_until_both_bodies_are_written(tmp_path: Path) -> None:
+    kept = KeptExchanges()
+    stuck = threading.Event()
+    with open_recorder(kept, tmp_path, RecorderLimits(in_memory=100, body_size=1_000)) as recorder:
+        recorder.spill.queue.put(lambda: eventually(stuck.is_set))
+        capture = ExchangeCapture(recorder, ROUTE, "POST", "/", [])
+        capture.request.add(b"q" * 300)
+        capture.response.add(b"r" * 1_001)
+        capture.finish()
+        eventually(recorder.queue.empty)
+        stuck.set()
+
+    found, request, response = kept.only()
+    assert (request, response, found.error) == (b"q" * 300, b"", "body_too_large")
+    assert recorder.counts == RecorderCounts(kept=1, incomplete=1)
+
+
 def test_a_failed_spill_is_reported_and_the_rest_is_kept(tmp_path: Path) -> None:
     kept = KeptExchanges()
     folder = tmp_path / "spill"
