@@ -17,7 +17,7 @@ import pytest
 
 from hypaware import __version__, upgrade
 from hypaware.cli import entry
-from hypaware.cli.help import find_pages
+from hypaware.cli.help_pages import find_pages
 from hypaware.errors import HypError
 from hypaware.home import Home
 from hypaware.index.store import open_index

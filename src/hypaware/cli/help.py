@@ -1,6 +1,6 @@
 """`hyp help`: the pages of the documentation in the pager, and the help of commands. `hyp completion`: shells.
 
-A built package contains the pages as `hypaware/help/*.md`; in a clone they are in `docs/`.
+The pages are found by `hypaware.cli.help_pages`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
-import hypaware
 from hypaware.cli import output
 from hypaware.cli.command import Command
+from hypaware.cli.help_pages import find_pages, list_topics
 from hypaware.cli.pager import print_paged
 from hypaware.cli.value_completion import SHELLS
 from hypaware.errors import HypError, UsageError
@@ -96,23 +95,3 @@ def _render(page: str) -> str:
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     Console(file=made, force_terminal=True, width=width).print(Markdown(text, hyperlinks=False))
     return made.getvalue()
-
-
-def list_topics() -> list[tuple[str, str]]:
-    """Return each page with its heading."""
-    found = []
-    for name, path in find_pages().items():
-        with path.open(encoding="utf-8") as page:
-            found.append((name, page.readline().lstrip("# ").strip()))
-    return found
-
-
-def find_pages() -> dict[str, Path]:
-    """Return the pages by name."""
-    package = Path(hypaware.__file__).parent
-    packed, clone = package / "help", package.parents[1]
-    pages = list((packed if packed.is_dir() else clone / "docs").glob("*.md"))
-    if not packed.is_dir():
-        pages.append(clone / "CHANGELOG.md")
-    found = {path.stem.lower(): path for path in pages if path.is_file() and path.stem != "README"}
-    return dict(sorted(found.items()))

@@ -34,7 +34,7 @@ def upgrade(check: bool, wheel: Path | None) -> int:
     installed HypAware.
     """
     from hypaware import upgrade as upgrades
-    from hypaware.cli.help import find_pages
+    from hypaware.cli.help_pages import find_pages
 
     if not check:
         raise UsageError("hyp does not upgrade itself: use --check, then pip install --upgrade hypaware")

@@ -52,7 +52,7 @@ def _providers(start: str) -> list[str]:
 
 
 def _topics(start: str) -> list[tuple[str, str]]:
-    from hypaware.cli.help import list_topics
+    from hypaware.cli.help_pages import list_topics
 
     return list_topics()
 

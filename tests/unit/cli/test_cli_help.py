@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hypaware.cli.help import find_pages, list_topics
+from hypaware.cli.help_pages import find_pages, list_topics
 from hypaware.home import Home
 from tests.support.command import HYP
 from tests.support.pseudo_terminal import PseudoTerminal
