@@ -82,7 +82,7 @@ def read_progress(home: Home) -> float | None:
 def has_lost_rows(home: Home) -> bool:
     """Return whether the index is known to have rows that the lake has lost."""
     with suppress(OSError, sqlite3.Error), open_readonly(home.index) as connection:
-        return bool(meta.read_meta(connection, "lost"))
+        return bool(schema.read_meta(connection, "lost"))
     return False
 
 
