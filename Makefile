@@ -20,7 +20,7 @@ HYP_READY := $(VENV)/.hyp-ready
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup engine chromium shells demo check test forget-flaky lint unit browser spark acceptance real-clients soak
+.PHONY: help setup engine chromium shells demo team check test forget-flaky lint unit browser spark acceptance real-clients soak
 .PHONY: bench report screenshots docs dist dist-check examples lock clean
 
 help: ## List the targets
@@ -31,6 +31,9 @@ setup: engine ## Make .venv with hyp in it, check or install Java, fetch the eng
 
 demo: engine ## The whole story in two minutes, in a temporary home (DEMO_HISTORY=own: your sessions; DEMO_KEEP=1)
 	@$(BIN)/python -m demo $(if $(DEMO_HISTORY),--history $(DEMO_HISTORY)) $(if $(DEMO_KEEP),--keep)
+
+team: engine ## A team's lake on this machine until Ctrl-C: PostgreSQL, S3, a Spark cluster, two receivers, a flusher
+	@$(BIN)/python -m demo.team
 
 test: forget-flaky lint unit browser spark acceptance ## Everything that must hold (up to half an hour)
 	@if [ -s .flaky-tests ]; then echo "Flaky tests, each needs its cause found:"; cat .flaky-tests; fi

@@ -118,11 +118,11 @@ def places(folder: Path) -> Iterator[tuple[Place, Place]]:
         ending.callback(user.stop)
         ending.callback(server.stop)
         # Ignore Ctrl-C during clean-up, so that no process is left behind.
-        ending.callback(_ignore_signals)
+        ending.callback(ignore_signals)
         yield user, server
 
 
-def _ignore_signals() -> None:
+def ignore_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
