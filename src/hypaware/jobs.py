@@ -23,12 +23,13 @@ EMBEDDED_ONLY = {
     "backup": "back up the database and the bucket with their own tools",
     "import-cache": "import into a home of its own and forward its rows",
     "reproject": "the raw exchanges of a shared lake are not projected again",
-    "purge": "the tombstones are not shared, so that another machine could bring purged rows back",
 }
 """Jobs that need an embedded lake, with the reason."""
 
 
 def on_open(context: JobContext) -> None:
     from hypaware.lake.lake_recovery import recover_lake
+    from hypaware.maintain.purge.other_machines import forget_purged
 
     recover_lake(context)
+    forget_purged(context.home, context.progress)

@@ -289,7 +289,9 @@ def check_purged(audit: DatasetAudit) -> VerifyCheck:
         ((rows,),) = audit.sql(f"SELECT count(*) FROM {audit.name} WHERE {early}")
         found += rows
     if recorded.has_parts and audit.home.keys.exists() and key_index.is_index_readable(audit.home.keys):
-        purged_keys = tombstones.list_parts(audit.home, None if audit.deep else _SAMPLE_PARTS)
+        purged_keys = (
+            tombstones.list_parts(audit.home) if audit.deep else tombstones.list_parts(audit.home, _SAMPLE_PARTS)
+        )
         with closing(KeyIndex(audit.home.keys)) as index:
             # After an interrupted purge the index is not trusted: it may still hold purged keys.
             if index.indexed_through(audit.dataset.name, audit.table.uuid) is not None:

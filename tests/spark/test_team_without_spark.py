@@ -28,9 +28,7 @@ def machines(servers: SharedLakeServers) -> Iterator[tuple[Home, Home]]:
     """Return two homes with one new lake."""
     first, second = (Home(servers.machine(name).home) for name in ("first", "second"))
     yield first, second
-    if (held := getattr(catalog._idle, "connection", None)) is not None:
-        held[2].close()
-        catalog._idle.connection = None
+    catalog._idle.connection = None
 
 
 def run_import(home: Home, folder: Path) -> ImportReport:

@@ -6,10 +6,11 @@ import asyncio
 import base64
 import json
 import sqlite3
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import fastavro
 import pyarrow.parquet as pq
@@ -18,19 +19,25 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 
 from hypaware.config import Config
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.export import dead_letter_rows
 from hypaware.export.delivery import DeliveryOptions, Driver, gather_all
 from hypaware.export.status import SinkReport
 from hypaware.home import Home
+from hypaware.home.storage import arrow_source
+from hypaware.iceberg import catalog
 from hypaware.lake.read import LakeRowReader
 from hypaware.lake.table import LakeTable
 from hypaware.maintain.purge.context import PurgeContext
+from hypaware.maintain.purge.other_machines import forget_purged
 from hypaware.maintain.purge.run import run_purge
 from hypaware.maintain.purge.selector import PurgeSelector, SelectorKind
 from hypaware.state.home_opener import open_home
 from hypaware.testing import fault_injection
 from hypaware.testing.folder_sink import FOLDER
 from tests.support.light_lake import LightLake, LightTable
+
+_PAYLOADS = "SELECT payload FROM dead_letters WHERE payload IS NOT NULL"
 
 
 def describe_live_files_only(table: LakeTable) -> bool:
@@ -82,18 +89,31 @@ def deliver(home: Home, config: Config, budget: int | None = None) -> list[SinkR
 
 def holders(home: Home, *words: str) -> set[str]:
     """Return every file of the home that contains one of the words, compressed or not, as a reader of the disk would
-    find it."""
-    return {
-        str(path.relative_to(home.root))
-        for path in home.root.rglob("*")
-        if path.is_file() and any(word.encode() in content for content in _contents(path) for word in words)
+    find it. Of a shared lake, also every object of the bucket and every table of the database."""
+    shared = find_shared_lake(home)
+    files = [path for path in home.root.rglob("*") if path.is_file()]
+    objects = list(shared.root.rglob("*")) if shared else []
+    found = {
+        str(path.relative_to(home.root)) if path in files else str(path)
+        for path in (*files, *objects)
+        if any(word.encode() in content for content in _contents(path) for word in words)
     }
+    if shared:
+        with closing(catalog.connect_shared(shared)) as database:
+            query = "SELECT schemaname || '.' || tablename FROM pg_tables WHERE schemaname IN ('public', 'hypaware')"
+            for (table,) in database.execute(query).fetchall():
+                contents = [text for (text,) in database.execute(f"SELECT t::text FROM {table} t")]
+                if table == "hypaware.dead_letters":
+                    contents += map(str, _letters(database.execute(_PAYLOADS.replace("dead_letters", table))))
+                if any(word in text for text in contents for word in words):
+                    found.add(table)
+    return found
 
 
 def _contents(path: Path) -> Iterator[bytes]:
     yield path.read_bytes()
     if path.suffix == ".parquet":
-        yield str(pq.read_table(path).to_pylist()).encode()
+        yield str(pq.read_table(arrow_source(path), partitioning=None).to_pylist()).encode()
     elif path.suffix == ".avro":
         with path.open("rb") as file:
             yield str(list(fastavro.reader(file))).encode()
@@ -102,5 +122,22 @@ def _contents(path: Path) -> Iterator[bytes]:
             yield base64.b64decode(json.loads(line).get("line_base64", ""))
     elif path.name == "state.db":
         with closing(sqlite3.connect(path)) as state:
-            for (body,) in state.execute("SELECT payload FROM dead_letters WHERE payload IS NOT NULL"):
-                yield str(dead_letter_rows.unpack_rows(body).to_pylist()).encode()
+            yield from (str(rows).encode() for rows in _letters(state.execute(_PAYLOADS)))
+
+
+def _letters(payloads: Iterable[tuple[bytes]]) -> Iterator[list[dict[str, Any]]]:
+    for (body,) in payloads:
+        yield dead_letter_rows.unpack_rows(body).to_pylist()
+
+
+def _main() -> None:
+    """Run a purge in a process of its own: HOME KIND VALUE…, or forget what another machine has purged: HOME forget."""
+    home, kind, values = Home(Path(sys.argv[1])), sys.argv[2], sys.argv[3:]
+    if kind == "forget":
+        forget_purged(home)
+    else:
+        purge(home, cast(SelectorKind, kind), *values)
+
+
+if __name__ == "__main__":
+    _main()

@@ -103,26 +103,29 @@ def connect_shared(shared: SharedLake, epoch: int | None = None) -> psycopg.Conn
     )
 
 
+class _IdleConnection:
+    """A connection that a thread keeps. It is closed when the thread ends, in the process that has opened it."""
+
+    def __init__(self, shared: SharedLake) -> None:
+        self.pid, self.shared = os.getpid(), shared
+        self.connection = connect_shared(shared)
+
+    def __del__(self) -> None:
+        # After a fork, the connection belongs to the parent process: closing it here would end the parent's session.
+        with suppress(Exception):
+            if self.pid == os.getpid():
+                self.connection.close()
+
+
 @contextmanager
 def _connected(shared: SharedLake) -> Iterator[psycopg.Connection[Any]]:
     """Yield this thread's connection for reading. It is used again unless an error occurs."""
-    held = getattr(_idle, "connection", None)
+    held: _IdleConnection | None = getattr(_idle, "connection", None)
     _idle.connection = None
-    connection = None
-    # After a fork, the connection belongs to the parent process: closing it here would end the parent's session.
-    if held is not None and held[0] == os.getpid():
-        connection = held[2]
-        if held[1] != shared or not _is_alive(connection):
-            connection.close()
-            connection = None
-    connection = connection or connect_shared(shared)
-    try:
-        yield connection
-    except BaseException:
-        with suppress(Exception):
-            connection.close()
-        raise
-    _idle.connection = os.getpid(), shared, connection
+    if held is None or held.pid != os.getpid() or held.shared != shared or not _is_alive(held.connection):
+        held = _IdleConnection(shared)
+    yield held.connection
+    _idle.connection = held
 
 
 def _is_alive(connection: psycopg.Connection[Any]) -> bool:

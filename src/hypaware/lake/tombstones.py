@@ -5,6 +5,10 @@ session, one of the kind `before` excludes everything before its time. `parts` h
 each purged row, so that a copy of it in another session does not come back either. `words` holds the command that
 finishes an unfinished purge and is erased when the purge is done. The file cannot be rebuilt: if it cannot be read, no
 row may enter the lake.
+
+Those of a shared lake are tables of the same names in its database, so that they keep rows out on every machine.
+
+@ref keeping#purge
 """
 
 from __future__ import annotations
@@ -19,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from hypaware import faults
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.errors import LakeError
 from hypaware.home import Home, durable_files
 from hypaware.home.sqlite_readonly import has_table, open_readonly
 from hypaware.model.datasets import Dataset
+from hypaware.state.location import open_store
 
 SESSION_COLUMN = "session_id"
 PURGE_HASH_BYTES = 16
@@ -34,13 +40,14 @@ _LOOKUP_SIZE = 500
 # Above this number of keys, load all tombstones if they fit into memory.
 _LOAD_ALL_ABOVE = 20_000
 _MAX_LOADED = 1_000_000
+_NO_LIMIT = 1 << 62
 _ACTIVE = "SELECT id FROM purges WHERE lifted_at IS NULL AND kind = ? AND (mark = ? OR before <= ?)"
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS purges (
         id INTEGER PRIMARY KEY, kind TEXT NOT NULL, mark BLOB NOT NULL, before TEXT, words TEXT, at TEXT NOT NULL,
         done_at TEXT, lifted_at TEXT, rows INTEGER NOT NULL DEFAULT 0, UNIQUE (kind, mark))""",
     """CREATE TABLE IF NOT EXISTS parts (
-        hash BLOB NOT NULL, purge INTEGER NOT NULL, PRIMARY KEY (hash, purge)) WITHOUT ROWID""",
+        hash BLOB NOT NULL, purge INTEGER NOT NULL, PRIMARY KEY (hash, purge))""",
 )
 
 
@@ -107,14 +114,14 @@ class Tombstone:
 class Tombstones:
     """The current tombstones. Reading them leaves no trace on disk."""
 
-    path: Path
+    home: Home | None = None
     purge_filter: PurgeFilter = NO_PURGES
     has_parts: bool = False
 
     def find(self, hashes: Collection[bytes]) -> set[bytes]:
-        if not self.has_parts or not hashes:
+        if self.home is None or not self.has_parts or not hashes:
             return set()
-        with _open_readonly(self.path) as db:
+        with _reading(self.home) as db:
             if len(hashes) > _LOAD_ALL_ABOVE:
                 loaded = {bytes(row[0]) for row in db.execute("SELECT hash FROM parts LIMIT ?", (_MAX_LOADED + 1,))}
                 if len(loaded) <= _MAX_LOADED:
@@ -130,8 +137,8 @@ class Tombstones:
         """Return the hashes that were purged, with the time of the purge as a timestamp."""
         purged = sorted(self.find(hashes))
         found: dict[bytes, float] = {}
-        if purged:
-            with _open_readonly(self.path) as db:
+        if self.home is not None and purged:
+            with _reading(self.home) as db:
                 for hash_ in purged:
                     query = "SELECT max(at) FROM parts JOIN purges ON purges.id = parts.purge WHERE hash = ?"
                     (at,) = db.execute(query, (hash_,)).fetchone()
@@ -139,20 +146,18 @@ class Tombstones:
         return found
 
 
-NO_TOMBSTONES = Tombstones(Path())
+NO_TOMBSTONES = Tombstones()
 
 
 def read_tombstones(home: Home) -> Tombstones:
-    if not home.tombstones.is_file():
-        return Tombstones(home.tombstones)
-    with _open_readonly(home.tombstones) as db:
-        if not has_table(db, "parts"):
-            return Tombstones(home.tombstones)
+    with _reading(home) as db:
+        if db is None:
+            return NO_TOMBSTONES
         active = db.execute("SELECT kind, mark, before FROM purges WHERE lifted_at IS NULL").fetchall()
         has_parts = db.execute("SELECT 1 FROM parts LIMIT 1").fetchone() is not None
     sessions = frozenset(bytes(mark) for kind, mark, _ in active if kind == "session")
     purge_filter = PurgeFilter(sessions, max((before for *_, before in active if before), default=None))
-    return Tombstones(home.tombstones, purge_filter, has_parts)
+    return Tombstones(home, purge_filter, has_parts)
 
 
 def list_unfinished_purges(home: Home) -> list[str]:
@@ -165,7 +170,8 @@ def create_tombstones(home: Home, stones: Sequence[Tombstone], at: str) -> list[
     with _transaction(home) as db:
         for stone in stones:
             db.execute(
-                "INSERT INTO purges (kind, mark, before, words, at) VALUES (?, ?, ?, ?, ?) ON CONFLICT (kind, mark)"
+                "INSERT INTO purges (id, kind, mark, before, words, at)"
+                " VALUES ((SELECT coalesce(max(id), 0) + 1 FROM purges), ?, ?, ?, ?, ?) ON CONFLICT (kind, mark)"
                 " DO UPDATE SET words = excluded.words, lifted_at = NULL",
                 (stone.kind, stone.value_hash, stone.before, stone.command, at),
             )
@@ -176,7 +182,8 @@ def create_tombstones(home: Home, stones: Sequence[Tombstone], at: str) -> list[
 def add_parts(home: Home, purge: int, hashes: Iterable[bytes]) -> None:
     """Add key hashes of purged rows to a purge. Durable."""
     with _transaction(home) as db:
-        db.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?)", sorted((each, purge) for each in hashes))
+        rows = sorted({(each, purge) for each in hashes})
+        db.executemany("INSERT INTO parts VALUES (?, ?) ON CONFLICT DO NOTHING", rows)
 
 
 def finish_purges(home: Home, purges: Iterable[int], rows: int, at: str) -> None:
@@ -192,8 +199,9 @@ def has_active(home: Home, stones: Sequence[Tombstone]) -> bool:
 
 def revoke(home: Home, stones: Sequence[Tombstone], at: str) -> int:
     """Revoke tombstones, so that their rows may return. A time revokes all earlier times too. Return their number."""
-    if not home.tombstones.is_file():
-        return 0
+    with _reading(home) as existing:
+        if existing is None:
+            return 0
     revoked = 0
     with _transaction(home) as db:
         for stone in stones:
@@ -205,9 +213,8 @@ def revoke(home: Home, stones: Sequence[Tombstone], at: str) -> int:
     return revoked
 
 
-def list_parts(home: Home, limit: int | None = None) -> list[bytes]:
-    found = _select(home, "SELECT hash FROM parts LIMIT ?", -1 if limit is None else limit)
-    return [bytes(hash_) for (hash_,) in found]
+def list_parts(home: Home, limit: int = _NO_LIMIT) -> list[bytes]:
+    return [bytes(hash_) for (hash_,) in _select(home, "SELECT hash FROM parts LIMIT ?", limit)]
 
 
 def count_parts(home: Home) -> int:
@@ -217,15 +224,21 @@ def count_parts(home: Home) -> int:
 
 def _select(home: Home, query: str, *values: object) -> list[Any]:
     """Return the rows of a query; none if nothing was ever purged."""
-    if not home.tombstones.is_file():
-        return []
-    with _open_readonly(home.tombstones) as db:
-        return db.execute(query, values).fetchall() if has_table(db, "parts") else []
+    with _reading(home) as db:
+        return [] if db is None else db.execute(query, values).fetchall()
 
 
 @contextmanager
-def _transaction(home: Home) -> Iterator[sqlite3.Connection]:
+def _transaction(home: Home) -> Iterator[Any]:
     """Run one transaction. It is durable when it returns, and so is the file's directory entry."""
+    if find_shared_lake(home) is not None:
+        with closing(open_store(home)) as store, store.transaction() as connection, connection.errors():
+            for statement in _SCHEMA:
+                connection.execute(statement)
+            yield connection.driver
+            _before_commit()
+        _after_commit()
+        return
     path = home.tombstones
     durable_files.make_dir(path.parent)
     # Create the file first, so that SQLite's side files inherit its mode.
@@ -236,7 +249,8 @@ def _transaction(home: Home) -> Iterator[sqlite3.Connection]:
                 db.execute(f"PRAGMA {pragma}")
             db.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA:
-                db.execute(statement)
+                # SQLite keeps such a table in its primary key.
+                db.execute(f"{statement} WITHOUT ROWID" if "TABLE IF NOT EXISTS parts" in statement else statement)
             yield db
             _before_commit()
             db.execute("COMMIT")
@@ -249,10 +263,19 @@ def _transaction(home: Home) -> Iterator[sqlite3.Connection]:
 
 
 @contextmanager
-def _open_readonly(path: Path) -> Iterator[sqlite3.Connection]:
+def _reading(home: Home) -> Iterator[Any]:
+    """Yield a connection that reads, or None if nothing was ever purged."""
+    if find_shared_lake(home) is not None:
+        with closing(open_store(home)) as store, store.reading() as connection, connection.errors():
+            yield connection.driver if connection.has_table("parts") else None
+        return
+    path = home.tombstones
+    if not path.is_file():
+        yield None
+        return
     try:
         with open_readonly(path) as db:
-            yield db
+            yield db if has_table(db, "parts") else None
     except sqlite3.Error as error:
         raise _unusable_error(path, error) from error
 

@@ -16,7 +16,7 @@ object.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +82,13 @@ class ReceivedObjects:
             self._drop(dataset, orphans)
         # An object that was created after the listing has an entry, but cannot be in it.
         return [path for path in sorted(listed - present) if not _exists(path)]
+
+    def drop_orphans(self, dataset: str, is_unwanted: Callable[[Path], bool]) -> None:
+        """Drop objects without an entry now, if a purge must not leave them."""
+        present = {path for path, _ in self.folder(dataset).list_objects()}
+        orphans = present - {segment.path for segment in self.list_segments(dataset)}
+        if unwanted := [path for path in orphans if _exists(path) and is_unwanted(path)]:
+            self._drop(dataset, unwanted)
 
     def _drop(self, dataset: str, orphans: Collection[ObjectPath]) -> None:
         paths = {path.name.removesuffix(SUFFIX): path for path in orphans}

@@ -120,6 +120,19 @@ class PostgresDatabase:
             driver.execute("SELECT pg_advisory_lock(?)", (lock_number(self.schema),))
             driver.execute(f"CREATE SCHEMA IF NOT EXISTS {self.schema}")
 
+    def rewrite_tables(self, names: Sequence[str]) -> None:
+        """Write tables again, if they exist, without what was deleted from them.
+
+        Raise Retryable if one is in use for too long.
+        """
+        try:
+            with closing(self.connect()) as driver:
+                for name in names:
+                    if driver.execute(self.find_table, (name,)).fetchone():
+                        driver.execute(f"VACUUM (FULL) {name}")
+        except psycopg.Error as error:
+            raise self.to_error(error, read_only=False) from error
+
 
 class PostgresDriver:
     """A connection of psycopg with the methods of `sqlite3.Connection` that the state uses."""

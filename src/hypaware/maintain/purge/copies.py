@@ -2,7 +2,8 @@
 
 Spooled rows are flushed, so that tombstones keep them out. Batches that a server has stored but not registered
 (`incoming/`) are moved on by the server within moments. A batch left by a dead server keeps its name and its number of
-lines, because a ledger may know it: its matching lines are blanked.
+lines, because a ledger may know it: its matching lines are blanked. An object that no ledger of a shared lake has is
+dropped: it was never acknowledged, and whoever is about to enter it repeats the batch.
 
 A dead letter keeps its chunk and its id; a replay sends the remaining rows. One without rows is dropped. The
 destination's error message may quote a row, so it is removed too.
@@ -16,6 +17,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from hypaware.export.dead_letter_rows import pack_rows, unpack_rows
 from hypaware.export.stream_locks import lock_stream
 from hypaware.home import Home, durable_files
 from hypaware.home.locks import is_locked
+from hypaware.home.storage import open_whole
 from hypaware.iceberg import metadata
 from hypaware.lake import prepare, tombstones
 from hypaware.lake.flush import Flusher
@@ -38,6 +41,7 @@ from hypaware.maintain.purge.selector import PurgeSelector
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset, Row, RowRejected, hash_row_key
 from hypaware.spool import reader, segments
+from hypaware.spool.received import open_received
 from hypaware.state import dead_letters, mirror, streams, titles
 from hypaware.state.dead_letters import DeadLetter
 from hypaware.state.store import Connection, StateStore
@@ -63,7 +67,8 @@ def bury_spooled(context: PurgeContext, tombstone_ids: Sequence[int]) -> None:
         if context.selector.kind != "session" or context.selector.column(dataset) is None:
             continue
         for tombstone_id, selector in zip(tombstone_ids, context.selector.single_selectors, strict=False):
-            rows = reader.read_spooled_rows(context.home, dataset.name)
+            spooled = reader.read_spooled_rows(context.home, dataset.name)
+            rows = chain(spooled, received_rows(context.home, context.store, dataset))
             keys = {hash_row_key(dataset, row, context.own_gateway) for row in rows if selector.matches(dataset, row)}
             hashes = {key for key in keys if key is not None}
             if hashes and context.home.keys.is_file():
@@ -79,6 +84,8 @@ def flush_spool(context: PurgeContext, report: PurgeReport) -> None:
         context.home, context.store, context.lake, context.config.flush, context.progress, context.check_cancelled
     )
     present = {entry.name for entry in metadata.list_tables(context.home)}
+    if received := open_received(context.home, context.store):
+        present.update(received.list_datasets())
     for dataset in datasets.list_all():
         if dataset.name in context.damaged:
             continue
@@ -95,12 +102,14 @@ def remove_rejects(context: PurgeContext, report: PurgeReport, removed_rows: Rem
         matches = line_matcher(
             context.for_dataset(dataset) or context.selector, dataset, removed_rows, context.own_gateway
         )
-        for path in _files_in(context.home, dataset, "rejected"):
-            report.rejects += _rewrite_lines(path, matches, is_incoming=False)
+        for path in rejected_files(context.home, dataset):
+            report.rejects += rewrite_lines(path, matches)
+        if received := open_received(context.home, context.store):
+            received.drop_orphans(dataset.name, lambda path: any(map(matches, _lines(path))))  # noqa: B023
         incoming = _files_in(context.home, dataset, "incoming")
         if incoming and _server_is_gone(context.home, incoming):
             for path in incoming:
-                report.spool_rows += _rewrite_lines(path, matches, is_incoming=True)
+                report.spool_rows += rewrite_lines(path, matches, is_incoming=True)
 
 
 def remove_titles(context: PurgeContext) -> None:
@@ -133,7 +142,7 @@ def line_matcher(
 
 def count_rejects(home: Home, dataset: Dataset, selector: PurgeSelector) -> int:
     matches = line_matcher(selector, dataset, RemovedRows(), None)
-    return sum(matches(line) for path in _files_in(home, dataset, "rejected") for line in original_lines(path))
+    return sum(matches(line) for path in rejected_files(home, dataset) for line in original_lines(path))
 
 
 def unflushed_rows(home: Home, unreadable: dict[Path, OSError], dataset: Dataset) -> Iterator[dict[str, Any]]:
@@ -146,23 +155,38 @@ def unflushed_rows(home: Home, unreadable: dict[Path, OSError], dataset: Dataset
         yield from segment_rows(dataset, path)
 
 
+def received_rows(home: Home, store: StateStore, dataset: Dataset) -> Iterator[dict[str, Any]]:
+    """Yield the rows that receivers of a shared lake have accepted and no flush has committed."""
+    if received := open_received(home, store):
+        for segment in received.list_segments(dataset.name):
+            with suppress(FileNotFoundError):  # committed since it was listed
+                yield from segment_rows(dataset, segment.path)
+
+
+def rejected_files(home: Home, dataset: Dataset) -> list[Path]:
+    return _files_in(home, dataset, "rejected")
+
+
 def _files_in(home: Home, dataset: Dataset, name: str) -> list[Path]:
     return sorted((segments.spool_folder(home, dataset.name).path / name).glob(f"*{segments.SUFFIX}"))
 
 
 def original_lines(path: Path) -> Iterator[bytes]:
     """Yield the original line of each reject in a file."""
-    with open(path, "rb") as file:
-        for line in file:
-            yield _original_line(line)
+    for line in _lines(path):
+        yield _original_line(line)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with open_whole(path) as file:
+        yield from file
 
 
 def segment_rows(dataset: Dataset, path: Path) -> Iterator[Row]:
     """Yield the rows of a segment that a flush would accept."""
-    with open(path, "rb") as file:
-        for ordinal, line in enumerate(file):
-            with suppress(RowRejected):
-                yield segments.decode_line(dataset, line, ordinal)
+    for ordinal, line in enumerate(_lines(path)):
+        with suppress(RowRejected):
+            yield segments.decode_line(dataset, line, ordinal)
 
 
 def _server_is_gone(home: Home, incoming: list[Path]) -> bool:
@@ -175,7 +199,7 @@ def _server_is_gone(home: Home, incoming: list[Path]) -> bool:
     return True
 
 
-def _rewrite_lines(path: Path, matches: LineMatcher, *, is_incoming: bool) -> int:
+def rewrite_lines(path: Path, matches: LineMatcher, *, is_incoming: bool = False) -> int:
     """Drop the matching lines of rejects, blank those of a batch; return their number. An empty file is removed."""
     changed, lines = 0, []
     with open(path, "rb") as file:

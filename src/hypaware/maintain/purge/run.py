@@ -13,8 +13,8 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -24,16 +24,17 @@ from typing import Any
 import pyarrow as pa
 
 from hypaware import faults, telemetry
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.engine import jobs as engine_jobs
 from hypaware.engine.jobs import JobContext
-from hypaware.errors import Cancelled, HypError, LakeError
+from hypaware.errors import Cancelled, HypError, LakeError, Retryable
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import CatalogEntry
 from hypaware.index.scrub import scrub_index
 from hypaware.lake import health, key_index, tombstones
 from hypaware.lake.build import BuildFailure, BuildResult, Task
-from hypaware.maintain.purge import copies, search, table, verify
+from hypaware.maintain.purge import copies, other_machines, search, table, verify
 from hypaware.maintain.purge.context import MAX_HASHES, PurgeContext, PurgedTable, PurgeReport, RemovedRows
 from hypaware.maintain.purge.damaged_tables import check_damaged_tables
 from hypaware.maintain.purge.search import ProgressCallback
@@ -46,6 +47,7 @@ from hypaware.state.home_opener import open_home
 from hypaware.state.location import has_state
 
 _after_clean = faults.crash_point("maintain.purge.after-clean", "the databases hold no data of deleted rows")
+_TABLES_WITH_TEXT = ("dead_letters", "purges", "streams", "titles")
 _TIMEOUT = 15.0
 _POLL = 0.1
 _MANIFEST_FORMAT = 2
@@ -90,11 +92,13 @@ def run_purge(context: PurgeContext) -> PurgeReport:
     context = replace(context, resumed=any(stone.command in unfinished for stone in context.selector.tombstones))
     report.resumed = context.resumed
     tombstone_ids = _set_tombstones(context, report)
+    other_machines.note_values(context.home, context.store, context.selector.tombstones)
     report.left_alone = sorted({*unaffected_datasets(context.selector, datasets.list_all()), *damaged})
     table.apply_all_settlements(context, removed_rows)
     copies.bury_spooled(context, tombstone_ids)
     copies.flush_spool(context, report)
     context = replace(context, sessions=search.find_sessions(context.home, context.selector, context.lake.run, damaged))
+    other_machines.note_sessions(context.home, context.store, context.sessions)
     _purge_tables(context, report, removed_rows, tombstone_ids)
     _after_lake()
     copies.remove_rejects(context, report, removed_rows)
@@ -117,6 +121,8 @@ def run_purge(context: PurgeContext) -> PurgeReport:
     for path, vacuum in ((context.home.state, True), (context.home.keys, False), (context.home.tombstones, False)):
         if path.is_file() and not _clean_database(path, vacuum):
             context.note(f"{path.name} is in use, so its log was not truncated and may still hold deleted data")
+    if find_shared_lake(context.home) is not None:
+        _rewrite_shared_tables(context)
     _after_clean()
     _clear_scratch(context)
     if context.resumed and tombstone_ids:
@@ -129,6 +135,7 @@ def run_purge(context: PurgeContext) -> PurgeReport:
         tombstones.finish_purges(
             context.home, tombstone_ids, report.rows + report.spool_rows, datetime.now(UTC).isoformat()
         )
+    other_machines.mark_done(context.home, context.store)
     report.tombstones["parts"] = tombstones.count_parts(context.home)
     return report
 
@@ -138,8 +145,9 @@ def _set_tombstones(context: PurgeContext, report: PurgeReport) -> list[int]:
     now, named = datetime.now(UTC).isoformat(), context.selector.tombstones
     if context.allow_reimport:
         if context.selector.kind == "before" and tombstones.has_active(context.home, named):
-            # Only the key index still knows the rows that that purge removed. It is deleted before the tombstone is
-            # lifted: a run killed in between finds the tombstone and deletes the index again.
+            # Only the key indexes still know the rows that that purge removed. They are deleted before the tombstone is
+            # lifted: a run killed in between finds the tombstone and deletes them again.
+            other_machines.note_index(context.home, context.store)
             key_index.remove_index(context.home.keys)
         report.tombstones = {"set": 0, "lifted": tombstones.revoke(context.home, named, now)}
         return []
@@ -191,6 +199,17 @@ def _clean_database(path: Path, vacuum: bool) -> bool:
         return True
 
 
+def _rewrite_shared_tables(context: PurgeContext) -> None:
+    """Rewrite the tables of the database that held rows, titles, or what was purged. Its log is its operator's."""
+    from hypaware.state.postgres_database import PostgresDatabase
+
+    assert isinstance(context.store.database, PostgresDatabase)
+    try:
+        context.store.database.rewrite_tables(_TABLES_WITH_TEXT)
+    except Retryable as error:
+        context.note(f"tables of the database are in use and may still hold deleted data: {error.message}")
+
+
 def _clear_scratch(context: PurgeContext) -> None:
     """Remove shuffled rows and spilled results that queries left in the engine's scratch directory.
 
@@ -216,20 +235,26 @@ def plan_purge(
     report, found = PurgeReport(selector, dry_run=True), RemovedRows()
     report.left_alone = sorted({*unaffected_datasets(selector, datasets.list_all()), *damaged})
     unreadable: dict[Path, OSError] = {}
-    spooled_rows = partial(copies.unflushed_rows, home, unreadable)
-    sessions = {
-        *search.find_sessions(home, selector, _run_here, damaged),
-        *search.sessions_of_rows(selector, spooled_rows),
-    }
-    for dataset in datasets.list_all():
-        if (within := selector.for_dataset(dataset, sorted(sessions))) is None:
-            continue
-        if dataset.name not in damaged and (entry := metadata.find_table(home, dataset.name)):
-            report.datasets.append(_search_table(entry, dataset, within, found, progress))
-        report.spool_rows += sum(within.matches(dataset, row) for row in spooled_rows(dataset))
-        report.rejects += copies.count_rejects(home, dataset, within)
-    if has_state(home):
-        with closing(open_home(home).store) as store:
+    with ExitStack() as opened:
+        store = opened.enter_context(closing(open_home(home).store)) if has_state(home) else None
+
+        def spooled_rows(dataset: Dataset) -> Iterator[dict[str, Any]]:
+            yield from copies.unflushed_rows(home, unreadable, dataset)
+            if store is not None:
+                yield from copies.received_rows(home, store, dataset)
+
+        sessions = {
+            *search.find_sessions(home, selector, _run_here, damaged),
+            *search.sessions_of_rows(selector, spooled_rows),
+        }
+        for dataset in datasets.list_all():
+            if (within := selector.for_dataset(dataset, sorted(sessions))) is None:
+                continue
+            if dataset.name not in damaged and (entry := metadata.find_table(home, dataset.name)):
+                report.datasets.append(_search_table(entry, dataset, within, found, progress))
+            report.spool_rows += sum(within.matches(dataset, row) for row in spooled_rows(dataset))
+            report.rejects += copies.count_rejects(home, dataset, within)
+        if store is not None:
             report.letters, report.letter_rows = copies.count_dead_letters(store, selector)
             report.delivered = copies.list_copies(store, found.seqs)
     report.spool_unreadable = [f"{path}: {error.strerror or error}" for path, error in unreadable.items()]

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from hypaware.errors import Retryable
 from hypaware.home import Home
+from hypaware.home.storage import arrow_source
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import DataFile
 from hypaware.lake.build import BuildFailure, BuildResult, Task
@@ -103,7 +104,7 @@ class SearchTask:
         dataset = datasets.get(self.dataset)
         column = self.selector.column(dataset)
         assert column is not None
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(arrow_source(path)) as file:
             found = FileMatches(
                 path, total_rows=file.metadata.num_rows, hashes=[bytearray() for _ in self.selector.values]
             )
@@ -232,7 +233,7 @@ class SessionSearchTask:
         return BuildResult(reports=[sorted({each for path in self.paths for each in self._search(path)})])
 
     def _search(self, path: Path) -> Iterator[str]:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(arrow_source(path)) as file:
             if not {CWD, SESSION_COLUMN} <= set(file.schema_arrow.names):
                 return
             for group in matching_row_groups(file, CWD, self.selector):

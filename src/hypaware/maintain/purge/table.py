@@ -21,10 +21,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hypaware import faults
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.engine import jobs as engine_jobs
 from hypaware.errors import LakeError, Retryable
 from hypaware.export.stream_locks import lock_stream
 from hypaware.home import durable_files
+from hypaware.home.storage import is_durable
 from hypaware.iceberg import fsync, metadata
 from hypaware.iceberg.metadata import CatalogEntry, DataFile, TableMetadata
 from hypaware.lake import tombstones
@@ -35,7 +37,7 @@ from hypaware.lake.table import LakeTable, TableChange, commit_lock, maintenance
 from hypaware.maintain import compact, rebuild
 from hypaware.maintain.apply_settlements import PendingSettlements
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport, discard_files
-from hypaware.maintain.purge import copies, search
+from hypaware.maintain.purge import copies, other_machines, search
 from hypaware.maintain.purge.context import PurgeContext, PurgedTable, RemovedRows
 from hypaware.maintain.purge.search import FileMatches, split_hashes
 from hypaware.maintain.purge.selector import RowPredicate
@@ -140,6 +142,9 @@ class _TablePurge:
         """Return the sequences of the table's removed rows by (dataset, source)."""
         return {key: seqs for key, seqs in self.removed_rows.seqs.items() if key[0] == self.dataset.name}
 
+    def _all_sequences(self) -> Iterator[int]:
+        yield from (seq for seqs in self._sequences().values() for seq in seqs)
+
     def _find_rows(self, table: LakeTable, files: dict[Path, DataFile]) -> list[FileMatches]:
         """Search in batches, setting tombstones after each; return the files that hold such rows."""
         context, matches = self.context, list[FileMatches]()
@@ -168,7 +173,7 @@ class _TablePurge:
                 if packed:
                     tombstones.add_parts(self.context.home, tombstone_id, split_hashes(packed))
         self.removed_rows.clean |= files.keys() - {match.path for match in matches}
-        seqs = [seq for found in self._sequences().values() for seq in found]
+        seqs = list(self._all_sequences())
         if seqs and parts_of and context.home.keys.is_file():
             # Only the key index knows other ids of the same rows.
             with closing(KeyIndex(context.home.keys)) as index:
@@ -272,12 +277,22 @@ class _TablePurge:
         time is recognised by its key.
         """
         context, name = self.context, self.dataset.name
-        if not self.context.home.keys.is_file() or (context.selector.kind == "before" and context.is_permanent):
+        if context.selector.kind == "before" and context.is_permanent:
+            yield
+            return
+        noted = other_machines.noted_rows(context.home, context.store, name, self._all_sequences())
+        with noted, self._without_own_keys(table):
+            yield
+
+    @contextmanager
+    def _without_own_keys(self, table: LakeTable) -> Iterator[None]:
+        name = self.dataset.name
+        if not self.context.home.keys.is_file():
             yield
             return
         with closing(KeyIndex(self.context.home.keys)) as index:
             through = index.indexed_through(name, table.uuid)
-            index.remove_rows(name, (seq for seqs in self._sequences().values() for seq in seqs))
+            index.remove_rows(name, self._all_sequences())
             yield
             if through:
                 index.mark_complete(name, through)
@@ -307,12 +322,19 @@ class _TablePurge:
                 _after_forget()
             existing = [path for path in strays if path.exists()]
             unneeded = [*existing, *_unreferenced_metadata(self._entry())]
+            self._require_lease()
             for path in unneeded:
                 path.unlink(missing_ok=True)
-            for folder in {path.parent for path in unneeded}:
+            for folder in {path.parent for path in unneeded if not is_durable(path)}:
                 durable_files.fsync_dir(folder)
             _after_sweep()
             self.result.orphans_removed = len(existing)
+
+    def _require_lease(self) -> None:
+        """Raise StateError if another machine has taken over a shared lake: files found since then may be its own."""
+        if find_shared_lake(self.context.home) is not None:
+            with self.context.store.transaction():
+                pass
 
     def _find_strays(self) -> list[Path]:
         """Return unreferenced data files that hold such rows or were left by a killed maintenance job."""

@@ -1,5 +1,7 @@
 """Verification of a purge: search every file under the home and report those that still hold a purged row.
 
+Of a shared lake, every object of the bucket is searched too. Other machines forget by themselves (`other_machines`).
+
 Data files are searched by column, segments and rejects line by line, dead letters row by row, manifests by the files
 that they describe. All other files are searched by bytes, decompressed if necessary (gzip, zstd, and the LZ4 blocks in
 which Spark spills), for a bounded number of row ids that are long enough to be unique. Paths of transcripts in the
@@ -28,7 +30,8 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from hypaware.home.storage import parse_location
+from hypaware.config.shared_lake import find_shared_lake
+from hypaware.home.storage import ObjectPath, open_whole, parse_location
 from hypaware.iceberg import metadata
 from hypaware.lake.build import BuildFailure
 from hypaware.maintain.purge import copies
@@ -37,6 +40,7 @@ from hypaware.maintain.purge.search import SearchTask, split_hashes
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset, hash_row_key
 from hypaware.spool import segments
+from hypaware.spool.received import FOLDER, open_received
 
 # Each id costs one search through the file's bytes.
 _MAX_IDS = 40
@@ -77,6 +81,8 @@ class _Verification:
         # The key index holds only hashes, possibly millions.
         excluded = {self._home.lake_lock, self._home.keys}
         files = [path for path in sorted(self._home.root.rglob("*")) if _is_file(path) and path not in excluded]
+        if shared := find_shared_lake(self._home):
+            files += shared.root.rglob("*")
         databases = [path for path in files if is_database(path)]
         found: dict[str, str] = {}
         for path in files:
@@ -95,12 +101,12 @@ class _Verification:
         return found
 
     def _name(self, path: Path) -> str:
-        return str(path.relative_to(self._home.root))
+        return str(path) if isinstance(path, ObjectPath) else str(path.relative_to(self._home.root))
 
     def _search(self, path: Path) -> str | None:
         if path.suffix == ".parquet":
             return None if path in self._removed_rows.clean else self._search_data_file(path)
-        if path.is_relative_to(self._home.spool) and path.suffix == segments.SUFFIX:
+        if path.suffix == segments.SUFFIX and (isinstance(path, ObjectPath) or path.is_relative_to(self._home.spool)):
             return None if _is_unflushed(path) else self._search_lines(path)
         if path.suffix == ".avro":
             is_purged_table = any(path.is_relative_to(table) for table in self._purged_tables)
@@ -129,7 +135,9 @@ class _Verification:
         return None
 
     def _search_lines(self, path: Path) -> str | None:
-        context, name = self._context, path.relative_to(self._home.spool).parts[0]
+        context, name = self._context, path.parent.name
+        if not isinstance(path, ObjectPath):
+            name = path.relative_to(self._home.spool).parts[0]
         if name not in datasets.list_names():
             ids = [value.encode() for value in context.selector.values] if context.selector.kind == "session" else []
             rows = sum(any(each in line for each in ids) for line in copies.original_lines(path))
@@ -143,6 +151,8 @@ class _Verification:
         rows = sum(self._is_purged(dataset, row) for row in copies.segment_rows(dataset, path))
         if not rows:
             return None
+        if isinstance(path, ObjectPath):
+            return f"{rows} purged rows in a batch that a receiver has just stored"
         is_active = path.parent.name == "active"
         state = "a running process has not sealed the segment yet" if is_active else "not flushed yet"
         return f"{rows} purged rows; {state}"
@@ -156,7 +166,9 @@ class _Verification:
     def _search_spool(self) -> dict[str, str]:
         """Search the spool. A session in progress may have added rows since; a flush keeps them out, too."""
         for flushes_left in reversed(range(_MAX_FLUSHES + 1)):
-            unflushed = filter(_is_unflushed, sorted(self._home.spool.rglob(f"*{segments.SUFFIX}")))
+            unflushed = list(filter(_is_unflushed, sorted(self._home.spool.rglob(f"*{segments.SUFFIX}"))))
+            if received := open_received(self._home, self._context.store):
+                unflushed += received.root.joinpath(FOLDER).rglob(f"*{segments.SUFFIX}")
             findings = {self._name(path): _try_search(self._search_lines, path) for path in unflushed}
             found = {name: finding for name, finding in findings.items() if finding}
             if not found or not flushes_left or self._report.spool_held:
@@ -179,7 +191,7 @@ def _search_manifest(path: Path) -> str | None:
     import fastavro
 
     try:
-        with open(path, "rb") as file:
+        with open_whole(path) as file:
             entries: list[Any] = list(fastavro.reader(file))
         described = {parse_location(entry["data_file"]["file_path"]) for entry in entries if "data_file" in entry}
     except (ValueError, EOFError, KeyError):
@@ -189,7 +201,7 @@ def _search_manifest(path: Path) -> str | None:
 
 
 def _is_unflushed(segment: Path) -> bool:
-    return segment.parent.name in ("active", "sealed")
+    return isinstance(segment, ObjectPath) or segment.parent.name in ("active", "sealed")
 
 
 def _is_file(path: Path) -> bool:
@@ -235,7 +247,7 @@ def file_contents(path: Path) -> Iterator[bytes]:
 
     A file that cannot be decompressed yields only its stored bytes.
     """
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         packed = file.read(len(_LZ4)).startswith((_GZIP, _ZSTD, _LZ4))
         file.seek(0)
         overlap = b""
