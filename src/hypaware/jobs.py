@@ -22,7 +22,6 @@ JOBS = {
 EMBEDDED_ONLY = {
     "backup": "back up the database and the bucket with their own tools",
     "import-cache": "import into a home of its own and forward its rows",
-    "reproject": "the raw exchanges of a shared lake are not projected again",
 }
 """Jobs that need an embedded lake, with the reason."""
 

@@ -66,7 +66,7 @@ BATCH_ROWS = 5_000
 class ReprojectionReport:
     dry_run: bool
     exchanges: int = 0
-    """Exchanges of this gateway in the window."""
+    """Exchanges of this gateway, on this machine, in the window."""
     sessions: set[str] = field(default_factory=set)
     rows_projected: int = 0
     rows: RowCounts = field(default_factory=RowCounts)
@@ -190,7 +190,7 @@ def project_batches(
 
     def read_own_exchanges() -> Iterator[Row]:
         for row in _read_exchanges(opened):
-            if row[GATEWAY] == opened.gateway_id:
+            if row[GATEWAY] == opened.gateway_of_rows:
                 yield row
             elif window.contains(row["ts_start"]):
                 report.skipped["another_gateway"] += 1
@@ -215,7 +215,7 @@ def project_batches(
                 conversations.rollback(projection.changes)
                 report.skipped["ignored"] += wanted
             elif wanted:
-                batch += _keep_rows(exchange, projection, opened.gateway_id, first_day, report)
+                batch += _keep_rows(exchange, projection, opened.gateway_of_rows, first_day, report)
             progress(number, total)
             if len(batch) >= BATCH_ROWS:
                 yield batch

@@ -1,24 +1,33 @@
-"""Imports into a lake that machines share, with PyIceberg in place of Spark: PostgreSQL and the S3 server are real.
+"""Imports, backups and projections of a lake that machines share, with PyIceberg in place of Spark.
 
-Two homes stand for two machines. `test_team_import` does the same with real processes.
+PostgreSQL and the S3 server are real. Two homes stand for two machines. `test_team_import` imports with real processes.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from hypaware.backfill.report import ImportReport
+from hypaware.clients.reader import TimeWindow
+from hypaware.config import Config
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.home import Home
 from hypaware.home.identity import is_own_gateway
 from hypaware.iceberg import catalog
-from hypaware.state.home_opener import read_identity
+from hypaware.maintain.backup import backup_machine, restore_home
+from hypaware.reproject import ReprojectionReport, append_missing
+from hypaware.state.home_opener import open_home, read_identity
 from tests.support.claude_files import grow, turns, write
 from tests.support.light_home import DATASET, append, flush, import_history
 from tests.support.light_lake import read_lake
+from tests.support.raw_exchanges import EXCHANGES, project_all, recorded
+from tests.support.raw_exchanges import store as store_rows
 from tests.support.rows import rows
 from tests.support.shared_lake import SharedLakeServers
 
@@ -87,3 +96,45 @@ def test_rows_that_two_machines_send_are_stored_once(machines: tuple[Home, Home]
     report = flush(second)
     assert (report.rows.written, report.rows.duplicate) == (5, 5)
     assert len({row["gateway_id"] for row in read_lake(first, DATASET)}) == 2
+
+
+def test_a_backup_has_what_only_this_machine_has_and_stores_nothing_twice(
+    machines: tuple[Home, Home], tmp_path: Path
+) -> None:
+    first, _ = machines
+    append(first, rows(5))
+    flush(first)
+    append(first, rows(3, start=5))
+    report = backup_machine(first, tmp_path / "backup", lambda *_, **__: None)
+    shared = find_shared_lake(first)
+    assert shared is not None
+    assert report["not_copied"] == [shared.address, shared.warehouse]
+    assert not list((tmp_path / "backup").rglob("*.parquet"))
+    shutil.rmtree(first.root)
+    restore_home(first, tmp_path / "backup", lambda *_, **__: None)
+    assert flush(first).rows.written == 3
+    another = Home(tmp_path / "another")
+    restore_home(another, tmp_path / "backup", lambda *_, **__: None)
+    assert flush(another).rows.total == 0
+    append(another, rows(9))
+    assert flush(another).rows.written == 1
+    assert sorted(row["message_id"] for row in read_lake(another, DATASET)) == [f"message-{n}" for n in range(9)]
+
+
+def test_each_machine_projects_its_own_raw_exchanges_again(machines: tuple[Home, Home]) -> None:
+    """The rules for private folders are those of the machine that recorded them."""
+    made = {}
+    for home, scenario in zip(machines, ("claude-2.1.325/tools", "codex-0.166.0/tools"), strict=True):
+        raw, projected = project_all(recorded(scenario))
+        store_rows(home, EXCHANGES, raw)
+        made[read_identity(home).gateway_of_rows(home.root)] = len(projected)
+    for home in machines:
+        opened, report = open_home(home), ReprojectionReport(dry_run=False)
+        with closing(opened.store):
+            added = append_missing(opened, Config(), TimeWindow(), report, lambda *_: None)
+        assert added == made[opened.gateway_of_rows]
+        flush(home)
+        again = open_home(home)
+        with closing(again.store):
+            assert append_missing(again, Config(), TimeWindow(), report, lambda *_: None) == 0
+    assert Counter(row["gateway_id"] for row in read_lake(machines[0], DATASET)) == made

@@ -192,19 +192,27 @@ def backup(folder: Path) -> None:
     DIR must be outside the home and empty or not exist yet. Use a new folder for each backup and delete those that you
     no longer need. `hyp restore DIR` creates a home from a backup.
 
+    Of a home with a shared lake only what this machine alone has is copied: config, secrets, spool. Back up the
+    database and the bucket with their own tools.
+
     A damaged table does not prevent the backup of the others: its files are copied as they are, and the command ends
     with exit code 1 and names the table.
     """
+    from hypaware.config.shared_lake import find_shared_lake
     from hypaware.iceberg import metadata
     from hypaware.maintain import backup_folder
-    from hypaware.maintain.backup import backup_without_engine
+    from hypaware.maintain.backup import backup_machine, backup_without_engine
     from hypaware.state.home_opener import read_identity
 
     home, to = Home.from_environment(), folder.expanduser().resolve()
     backup_folder.refuse_existing(to)
     read_identity(home, make=False)
     report = None
-    if not metadata.list_tables(home):
+    if find_shared_lake(home) is not None:
+        with open_progress() as bar:
+            report = backup_machine(home, to, bar.report)
+        output.note(f"not copied, back them up with their own tools: {', '.join(report['not_copied'])}")
+    elif not metadata.list_tables(home):
         with open_progress() as bar:
             report = backup_without_engine(home, to, bar.report)
     report = report or run_job("backup", {"to": str(to)})

@@ -12,6 +12,10 @@ copied, without a catalog entry, so that the restored home can rebuild it; the r
 A restore checks every file against the backup's manifest while it is copied, and gives the home its name when all files
 are present, correct and durable.
 
+Of a home with a shared lake only what this machine alone has is copied: config, secrets, spool, key index. Database and
+bucket have their own tools. No engine is needed, because rows that are committed meanwhile are known to the database: a
+restored home stores nothing twice.
+
 @ref keeping#backup
 """
 
@@ -21,7 +25,7 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -29,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from hypaware import __version__, faults
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.engine.jobs import JobContext
 from hypaware.errors import HypError, LakeError
 from hypaware.home import Home, durable_files
@@ -127,6 +132,47 @@ def backup_without_engine(home: Home, to: Path, progress: ProgressCallback) -> d
         os.close(fd)
 
 
+def backup_machine(home: Home, to: Path, progress: ProgressCallback) -> dict[str, Any]:
+    """Back up what only this machine has of a shared lake."""
+    shared = find_shared_lake(home)
+    assert shared is not None
+    _refuse_overlap(home, to)
+    opened = open_home(home)
+    with closing(opened.store) as state, state.reading() as connection:
+        next_seq = flushes.next_sequence(connection)
+    with backup_folder.staged_folder(to) as folder:
+        for dataset in segments.list_spooled_datasets(home):
+            segments.wait_until_sealed(segments.spool_folder(home, dataset), _SEAL_SECONDS)
+        # The note of what was purged before the keys: a restored home may forget something twice, but never too little.
+        others = [*_other_paths(home.root, top=True), *home.lake.glob("*.json")]
+        sized = [*others, *home.lake.glob(home.keys.name), *(path for _, path in _spool_files(home))]
+        total = _sum_sizes(sized)
+        backup_folder.require_space(to.parent, int(total * _MARGIN))
+        copier = FileCopier(folder, total, progress, lambda: None)
+        made_at = _utc_now()
+        for path in others:
+            with suppress(FileNotFoundError):
+                copier.copy(path, path.relative_to(home.root).as_posix())
+        if home.keys.is_file():
+            copier.copy_database(home.keys, home.keys.relative_to(home.root).as_posix())
+        _copy_spool(home, copier)
+        _after_copy()
+        report = _publish(
+            folder,
+            to,
+            BackupManifest(
+                made_at,
+                __version__,
+                str(home.root),
+                opened.gateway_id,
+                opened.identity.incarnation,
+                next_seq,
+                copier.files,
+            ),
+        )
+    return {**report, "datasets": [], "damaged": [], "not_copied": [shared.address, shared.warehouse]}
+
+
 def make_backup(
     home: Home,
     to: Path,
@@ -141,9 +187,7 @@ def make_backup(
     `keep_files` locks the tables against the removal of files while they are copied, `block_commits` against commits
     for the moment of the copy.
     """
-    root, target = home.root.resolve(), to.resolve()
-    if target == root or target.is_relative_to(root) or root.is_relative_to(target):
-        raise HypError(f"{to} overlaps the home {home.root}; choose a directory outside the home", kind="in_home")
+    _refuse_overlap(home, to)
     open_home(home).store.close()
     progress("waiting for running maintenance")
     with backup_folder.staged_folder(to) as folder, keep_files():
@@ -165,7 +209,7 @@ def make_backup(
         # Copy most of the spool now, so that little is left to copy while commits are blocked.
         _copy_spool(home, copier)
         with block_commits():
-            made_at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+            made_at = _utc_now()
             copier.copy_database(home.state, "state.db")
             for path in sorted(home.lake.glob("*.db"), key=lambda path: path != home.catalog):
                 copier.copy_database(path, f"lake/{path.name}")
@@ -190,25 +234,43 @@ def make_backup(
         manifest = BackupManifest(
             made_at, __version__, str(home.root), identity.gateway_id, identity.incarnation, next_seq, copier.files
         )
-        document = {"version": backup_folder.MANIFEST_VERSION, **asdict(manifest)}
-        encoded = json.dumps(document, indent=1, ensure_ascii=False).encode()
-        durable_files.write_atomic(folder / backup_folder.MANIFEST_NAME, encoded)
-        backup_folder.publish_folder(folder, to, _before_rename, _after_rename)
+        report = _publish(folder, to, manifest)
     return {
-        "backup": str(to),
-        "made_at": made_at,
-        "home": str(home.root),
-        "gateway_id": manifest.gateway_id,
-        "incarnation": manifest.incarnation,
-        "next_seq": next_seq,
-        "files": len(manifest.files),
-        "bytes": manifest.bytes,
+        **report,
         "datasets": [{"dataset": name, "rows": count} for name, count in sorted(rows.items())],
         "damaged": [
             {"dataset": name, "message": error.message, "repair": list(error.repair)}
             for name, error in sorted(damaged.items())
         ],
     }
+
+
+def _publish(folder: Path, to: Path, manifest: BackupManifest) -> dict[str, Any]:
+    """Write the manifest, give the backup its name, and return its report."""
+    document = {"version": backup_folder.MANIFEST_VERSION, **asdict(manifest)}
+    encoded = json.dumps(document, indent=1, ensure_ascii=False).encode()
+    durable_files.write_atomic(folder / backup_folder.MANIFEST_NAME, encoded)
+    backup_folder.publish_folder(folder, to, _before_rename, _after_rename)
+    return {
+        "backup": str(to),
+        "made_at": manifest.made_at,
+        "home": manifest.home,
+        "gateway_id": manifest.gateway_id,
+        "incarnation": manifest.incarnation,
+        "next_seq": manifest.next_seq,
+        "files": len(manifest.files),
+        "bytes": manifest.bytes,
+    }
+
+
+def _refuse_overlap(home: Home, to: Path) -> None:
+    root, target = home.root.resolve(), to.resolve()
+    if target == root or target.is_relative_to(root) or root.is_relative_to(target):
+        raise HypError(f"{to} overlaps the home {home.root}; choose a directory outside the home", kind="in_home")
+
+
+def _utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _is_readable(home: Home, dataset: str, error: LakeError) -> bool:
@@ -220,6 +282,10 @@ def _home_size(home: Home, unreadable: Collection[str]) -> int:
     paths += [path for _, path in _spool_files(home)]
     paths += [path for table in _read_tables(home, unreadable) for path, _ in _table_files(home, table)]
     paths += _folder_files(home, unreadable)
+    return _sum_sizes(paths)
+
+
+def _sum_sizes(paths: Iterable[Path]) -> int:
     total = 0
     for path in paths:
         with suppress(FileNotFoundError):
