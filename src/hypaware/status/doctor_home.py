@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import sqlite3
 import stat
 import tempfile
@@ -13,12 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hypaware import text
-from hypaware.config.shared_lake import to_shared_lake
+from hypaware.config.shared_lake import find_shared_lake, to_shared_lake
 from hypaware.errors import NotReady
 from hypaware.home import Home, durable_files
 from hypaware.home.durable_files import open_regular_file
 from hypaware.home.sqlite_readonly import has_table, open_readonly
 from hypaware.iceberg import metadata
+from hypaware.iceberg.catalog import read_catalog
 from hypaware.status import home_health
 from hypaware.status.diagnostics import CheckResult, StatusInput, check_failed, check_ok, check_warning
 from hypaware.status.storage import MAX_CLOCK_STEP_BACK, LakeStatus, SpoolStatus
@@ -26,6 +28,7 @@ from hypaware.text import summarize_error
 
 _PROBE_BYTES = 4096
 _SLOW_SECONDS = 0.25
+_CLOCK_DIFFERENCE_SECONDS = 300.0
 _GROUP_AND_OTHERS = 0o077
 
 
@@ -200,6 +203,9 @@ def _check_secret_file(name: str, path: Path) -> CheckResult:
 
 def check_clock(inputs: StatusInput) -> Iterator[CheckResult]:
     now = inputs.now.timestamp()
+    if problem := _differs_from_database(inputs):
+        yield check_failed("clock", problem, "date -u")
+        return
     ahead = {what: at for what, at in _recorded_times(inputs) if at > now + MAX_CLOCK_STEP_BACK}
     if not ahead:
         yield check_ok("clock", f"{inputs.now:%Y-%m-%d %H:%M:%S} UTC, and nothing in the home is later")
@@ -209,6 +215,24 @@ def check_clock(inputs: StatusInput) -> Iterator[CheckResult]:
     times = f"the clock shows {inputs.now:%Y-%m-%d %H:%M} UTC, but {what} is from {then:%Y-%m-%d %H:%M}"
     yield check_failed(
         "clock", f"{times}: the clock is wrong now, or was wrong then, and retention drops nothing", "date -u"
+    )
+
+
+def _differs_from_database(inputs: StatusInput) -> str | None:
+    """Return a message if this machine and the database of a shared lake disagree about the time."""
+    if (shared := find_shared_lake(inputs.home)) is None:
+        return None
+    with read_catalog(inputs.home) as execute:
+        if execute is None:
+            return None
+        ((there,),) = execute("SELECT extract(epoch FROM clock_timestamp())::FLOAT8", ())
+        ahead = inputs.now.timestamp() - there
+    if abs(ahead) <= _CLOCK_DIFFERENCE_SECONDS:
+        return None
+    side = "ahead of" if ahead > 0 else "behind"
+    return (
+        f"the clock of {socket.gethostname()} is {abs(ahead):,.0f} s {side} that of the "
+        f"database {shared.address} (lake.state): times of rows and the age of received batches are wrong"
     )
 
 

@@ -13,10 +13,11 @@ import pytest
 import trustme
 from aiohttp import web
 
+from hypaware.errors import NotReady
 from hypaware.export.sink import DestinationDenied
 from hypaware.export.sinks.blob import parse_location
 from hypaware.export.sinks.blob.object_store import BucketStore
-from hypaware.home import Home
+from hypaware.home import Home, storage
 from tests.support.forward_servers import chunk, lines, opened, settings
 from tests.support.plain_server import PlainServer
 from tests.support.processes import PATIENCE
@@ -101,6 +102,21 @@ def _write(endpoint: str) -> None:
         await store.write("rows", memoryview(b"rows"), "text/plain")
 
     asyncio.run(work())
+
+
+def test_a_shared_lake_is_not_put_into_a_store_that_ignores_create_only_puts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    for honest in (True, False):
+        with _store(honest=honest) as (url, _, _):
+            root = storage.ObjectPath(f"s3://bucket-{honest}/lake".lower())
+            storage.register_bucket(root.bucket, storage.BucketSettings(url, "us-east-1", path_style=True))
+            if honest:
+                storage.check_bucket(root)
+                continue
+            with pytest.raises(NotReady, match=r"lake\.warehouse.*If-None-Match") as refused:
+                storage.check_bucket(root)
+            assert refused.value.kind == "unsupported_store"
 
 
 def test_a_store_that_ignores_create_only_puts_is_refused_before_the_first_object() -> None:
