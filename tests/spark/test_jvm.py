@@ -108,7 +108,7 @@ from hypaware.home import Home
 
 home = Home.from_environment()
 session = open_session(home, master="local[1]", memory="512m")
-session.own_lake(lambda seconds: None)
+session.own_lake(lambda *_: None)
 session.spark.sparkContext.parallelize([1], 1).collect()
 print(session.jvm_pid, flush=True)
 input()

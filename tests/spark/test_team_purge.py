@@ -1,7 +1,7 @@
 """Purges of a lake that machines share: rows leave every place, and come back on no machine.
 
 PyIceberg stands in for Spark; PostgreSQL and the S3 server are real. Two homes stand for two machines.
-`test_team_profile` purges with real processes.
+`test_team_daemon` purges with real processes.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from hypaware.daemon.status_file import StatusFile
 from hypaware.daemon.tasks import ExportTask, FlushTask, ImportTask, IndexTask
 from hypaware.engine.background import PeriodicTask, TaskClock, run_periodic_task
 from hypaware.engine.launcher import Engine
-from hypaware.errors import NotReady
 from hypaware.gateway.server import prioritize_streams
 from hypaware.home import Home, daemon_process
 from hypaware.maintain.task import MaintenanceTask
@@ -45,12 +44,6 @@ def run_daemon(home: Home, engine: Engine | None = None, clock: TaskClock | None
     # Until the event loop handles SIGTERM, exit cleanly on it as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = LiveConfig(home, log)
-    if config().lake.is_shared:
-        raise NotReady(
-            "the daemon does not support a shared lake yet (lake.catalog): the checkpoints of two machines would be "
-            "confused; run it with a home of its own, which forwards its rows",
-            kind="shared_lake_unsupported",
-        )
     open_home(home).store.close()
     prioritize_streams()
     with Spool(home) as spool, daemon_process.hold_daemon_lock(home) as is_ours:

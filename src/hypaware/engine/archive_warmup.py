@@ -39,7 +39,7 @@ def main(cache: Path, archive: Path) -> None:
         home = Home(Path(folder))
         opened = session.open_session(home, cache=cache, archive_options=[f"-XX:ArchiveClassesAtExit={archive}"])
         try:
-            opened.own_lake(lambda _: None)
+            opened.own_lake(lambda *_: None)
             run_workload(opened.spark)
         finally:
             opened.close(timeout=_DUMP_SECONDS)

@@ -3,6 +3,8 @@
 `run_in_thread` uses its own daemon threads. The event loop's executor would delay the end of the process: a shutdown
 must not hang on an engine that is just starting.
 
+A job that must wait for the shared lake of several machines waits without an engine (`lake_turns`).
+
 `run_cancellable_job` runs an engine job that can be cancelled at any moment, even while it is only queued. The thread
 that calls the job blocks on its connection. To cancel, another thread sends the cancel message over that connection,
 gives the engine a moment to end the job, and then closes the connection, which also cancels the job.
@@ -19,11 +21,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.engine import client
 from hypaware.engine.jobs import OnEvent, ignore_events
 from hypaware.engine.launcher import Engine
 from hypaware.engine.protocol import JobConnection
-from hypaware.errors import Cancelled, HypError
+from hypaware.errors import Cancelled, HypError, Retryable
+from hypaware.home import Home
 
 CANCEL_SECONDS = 3.0
 
@@ -159,7 +163,12 @@ def run_in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
 async def run_cancellable_job(
     engine: Engine, name: str, args: dict[str, Any], on_event: OnEvent = ignore_events
 ) -> dict[str, Any]:
-    """Run the job and return its report; raise its error. `on_event` is called on the job's thread."""
+    """Run the job and return its report; raise its error. `on_event` is called on the job's thread.
+
+    If another machine holds the shared lake, wait for it first, for a limited time.
+    """
+    if find_shared_lake(engine.home) is not None and engine.inline is None:
+        await _wait_for_turn(engine.home, name)
     cancelled = threading.Event()
     connections: list[JobConnection] = []
 
@@ -188,3 +197,15 @@ async def run_cancellable_job(
             if connections:
                 connections[-1].shut_down()
         raise
+
+
+async def _wait_for_turn(home: Home, name: str) -> None:
+    from hypaware.engine import lake_turns  # needs the driver of PostgreSQL
+
+    began = time.monotonic()
+    while holder := await run_in_thread(lambda: lake_turns.find_other_holder(home), "lease"):
+        if time.monotonic() - began > lake_turns.MAX_WAIT_SECONDS:
+            raise Retryable(
+                f"{name} waits for the shared lake, which {holder} holds; rows stay in the spool", kind="lake_in_use"
+            )
+        await asyncio.sleep(lake_turns.POLL_SECONDS)

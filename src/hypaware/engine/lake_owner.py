@@ -31,8 +31,10 @@ _NOTE_AFTER_SECONDS = 1.0
 _ENGINE_POLL_SECONDS = 0.5
 _POLL_SECONDS = 0.1
 _DYING_SECONDS = 1.0
-Wait = Callable[[float], None]
-"""Called repeatedly with the seconds waited so far. Raises to stop waiting."""
+# Longer than a large import takes to give a shared lake back. After that, the caller decides.
+_SHARED_WAIT_SECONDS = 1800.0
+Wait = Callable[[float, str], None]
+"""Called repeatedly with the seconds waited so far, and who holds a shared lake. Raises to stop waiting."""
 
 
 class SparkHandle(Protocol):
@@ -46,6 +48,9 @@ class SparkHandle(Protocol):
 
     @property
     def alive(self) -> bool: ...
+
+    @property
+    def is_wanted(self) -> bool: ...
 
     def own_lake(self, wait: Wait) -> None: ...
 
@@ -80,6 +85,11 @@ class LakeOwner:
     @property
     def jvm_pid(self) -> int | None:
         return None if self._handle is None else self._handle.jvm_pid
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether another machine waits for the shared lake that this one holds."""
+        return self._handle is not None and self.owns_lake and self._handle.is_wanted
 
     @property
     def lost(self) -> bool:
@@ -164,18 +174,23 @@ class LakeOwner:
         noted = False
         next_check = 0.0
 
-        def wait(seconds: float) -> None:
+        def wait(seconds: float, holder: str) -> None:
             nonlocal noted, next_check
             job.check_cancelled()
+            if holder and seconds >= _SHARED_WAIT_SECONDS:
+                raise Retryable(
+                    f"the shared lake is in use by {holder}; the rows stay in the spool", kind="lake_in_use"
+                )
             if seconds >= next_check:
                 next_check = seconds + _ENGINE_POLL_SECONDS
                 if self._should_yield():
                     raise YieldToEngine
             if seconds >= _NOTE_AFTER_SECONDS and not noted:
                 noted = True
-                owner = "another process"
-                with suppress(OSError, ValueError, KeyError, TypeError):
-                    owner = f"process {json.loads(self._home.lake_owner.read_bytes())['pid']}"
+                owner = holder or "another process"
+                if not holder:
+                    with suppress(OSError, ValueError, KeyError, TypeError):
+                        owner = f"process {json.loads(self._home.lake_owner.read_bytes())['pid']}"
                 job.note(f"waiting for {owner}, which is using the lake")
 
         return wait

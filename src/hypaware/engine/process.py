@@ -107,7 +107,8 @@ def _accept_until_end(
             log.warning("tasks of a cancelled job do not end")
             return 0.0
         if server.end_if_idle(idle_timeout):
-            log.info("no job for %s seconds", idle_timeout)
+            wanted = " for another machine, which waits for the lake" if server.lake_owner.is_wanted else ""
+            log.info("no job for %s seconds%s", "a few" if wanted else idle_timeout, wanted)
             return 0.0
 
 

@@ -40,6 +40,8 @@ log = logging.getLogger("hypaware.engine")
 LOG_FORMAT = "%(asctime)s %(process)d %(levelname)s %(message)s"
 CANCEL_SECONDS = 10.0
 _FIRST_JOB_SECONDS = 10.0
+# A command often sends several jobs, one after another.
+_WANTED_IDLE_SECONDS = 1.0
 # How long the tasks of a cancelled job may take to end. PySpark kills the worker of such a task after two seconds.
 _TASK_END_SECONDS = 5.0
 _TASK_POLL_SECONDS = 0.1
@@ -136,7 +138,9 @@ class JobServer:
 
     def end_if_idle(self, seconds: float) -> bool:
         """Stop accepting jobs if none has run for this time. The wait for the first job is longer, because the caller
-        that started the engine is about to send one."""
+        that started the engine is about to send one. If another machine waits for the lake, the time is short."""
+        if self.lake_owner.is_wanted:
+            seconds = min(seconds, _WANTED_IDLE_SECONDS)
         with self._changed:
             timeout = seconds if self._served else max(seconds, _FIRST_JOB_SECONDS)
             if self._runs or time.monotonic() - self._idle_since < timeout:

@@ -86,9 +86,14 @@ class EngineSession:
         """The py4j view of the JVM's classes."""
         return self.spark.sparkContext._jvm
 
-    def own_lake(self, wait: Callable[[float], None]) -> None:
+    @property
+    def is_wanted(self) -> bool:
+        """Whether another machine waits for the shared lake."""
+        return self._lease is not None and self._lease.is_wanted
+
+    def own_lake(self, wait: Callable[[float, str], None]) -> None:
         """Acquire the lock of the home, and the lease on a shared lake, whose catalog then has its epoch."""
-        acquire_lake_lock(self.jvm, self._home.lake_lock, wait)
+        acquire_lake_lock(self.jvm, self._home.lake_lock, lambda seconds: wait(seconds, ""))
         if self._shared is None or self._lease is not None:
             return
         from hypaware.engine.shared_session import LeaseHolder

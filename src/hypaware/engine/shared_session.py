@@ -14,8 +14,6 @@ machine. The password of the database is in the JVM's memory, not in its argumen
 from __future__ import annotations
 
 import os
-import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,13 +28,15 @@ from hypaware.home.s3_keys import find_region
 from hypaware.iceberg import catalog
 from hypaware.iceberg.metadata import CATALOG
 from hypaware.state import lake_lease
+from hypaware.state.lake_lease import LEASE_SECONDS
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JVMView
 
-LEASE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _KEYS_FILE = "AWS_SHARED_CREDENTIALS_FILE"
+# How often a waiting process says so, and how often the owner looks whether one does.
+_WANTED_SECONDS = 2.0
 _FILE_PROVIDER = "software.amazon.awssdk.auth.credentials.ProfileCredentialsProvider"
 
 
@@ -114,16 +114,27 @@ class LeaseHolder:
         except Py4JError as error:
             raise _unavailable(shared, error) from error
         self._epoch: int | None = None
+        self.is_wanted = False
+        """Whether another machine waits for the lease."""
 
-    def acquire(self, wait: Callable[[float], None]) -> str:
-        """Wait for the lease and return the address of the catalog under its epoch."""
-        name = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:40]
-        began = time.monotonic()
+    def acquire(self, wait: Callable[[float, str], None]) -> str:
+        """Wait for the lease and return the address of the catalog under its epoch.
+
+        `wait` is called repeatedly with the seconds waited so far, and a text that says who holds the lease.
+        """
+        owner, run = lake_lease.own_name(), self._session.run
+        began, next_note, holder = time.monotonic(), 0.0, ""
         try:
-            lake_lease.install_fence(self._session.run)
-            while (epoch := self._try_acquire(f"{name}-{os.getpid()}")) is None:
-                wait(time.monotonic() - began)
+            lake_lease.install_fence(run)
+            while (epoch := self._try_acquire(owner)) is None:
+                waited = time.monotonic() - began
+                if waited >= next_note:
+                    next_note = waited + _WANTED_SECONDS
+                    lake_lease.note_waiter(run, LAKE_NAME, owner)
+                    holder = _name_holder(run) or holder
+                wait(waited, holder)
                 time.sleep(_POLL_SECONDS)
+            lake_lease.forget_waiters(run, LAKE_NAME)
         except Py4JError as error:
             raise _unavailable(self._shared, error) from error
         self._epoch = epoch
@@ -139,8 +150,11 @@ class LeaseHolder:
 
     def _renew(self, epoch: int) -> None:
         renewed = time.monotonic()
-        while not self._ended.wait(self._seconds / 3):
+        while not self._ended.wait(min(_WANTED_SECONDS, self._seconds / 3)):
             try:
+                self.is_wanted = lake_lease.is_wanted(self._session.run, LAKE_NAME)
+                if time.monotonic() - renewed < self._seconds / 3:
+                    continue
                 if not lake_lease.renew(self._session.run, LAKE_NAME, epoch):
                     break
                 renewed = time.monotonic()
@@ -158,6 +172,11 @@ class LeaseHolder:
             catalog.hold_lease(None)
         with suppress(Exception):
             self._session.close()
+
+
+def _name_holder(run: lake_lease.Run) -> str:
+    holder = lake_lease.find_holder(run, LAKE_NAME, LEASE_SECONDS)
+    return str(holder) if holder else ""
 
 
 def _unavailable(shared: SharedLake, error: Py4JError) -> NotReady | Retryable:

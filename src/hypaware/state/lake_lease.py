@@ -12,6 +12,9 @@ other on the row of the lease: a commit lands before the takeover, and the new o
 The same check is part of each transaction of the owner on the state, if `PostgresDatabase` has its epoch: otherwise a
 former owner could discard the flush that the new one is about to commit.
 
+A machine that waits says so in `lake_waiters`. The owner gives the lease back when it is idle and somebody waits, so
+machines take turns, and keeps its JVM when nobody does.
+
 The functions take `run`, which executes one statement on the session of the owner and returns its rows, because the
 session is one of psycopg in a test and one of JDBC in the JVM that commits.
 
@@ -20,8 +23,12 @@ session is one of psycopg in a test and one of JDBC in the JVM that commits.
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -29,7 +36,9 @@ from hypaware.iceberg.catalog import EPOCH_SETTING, LEASE_LOST_SQLSTATE, TABLES,
 from hypaware.state.postgres_database import DEFAULT_SCHEMA, lock_number
 
 Run = Callable[[str], Sequence[Sequence[Any]]]
+LEASE_SECONDS = 30.0
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+_WAITER_INTERVAL = "interval '15 seconds'"
 
 
 def install_fence(run: Run, schema: str = DEFAULT_SCHEMA) -> None:
@@ -70,6 +79,15 @@ def install_fence(run: Run, schema: str = DEFAULT_SCHEMA) -> None:
         f'CREATE TABLE IF NOT EXISTS {schema}.lake_leases (lake TEXT COLLATE "C" PRIMARY KEY, epoch BIGINT NOT NULL,'
         " owner TEXT NOT NULL, renewed_at TIMESTAMPTZ NOT NULL)"
     )
+    # Not every time: it would wait for a commit that has begun, and everybody else for it.
+    if not run(
+        f"SELECT 1 FROM pg_attribute WHERE attrelid = '{schema}.lake_leases'::regclass AND attname = 'acquired_at'"
+    ):
+        run(f"ALTER TABLE {schema}.lake_leases ADD COLUMN acquired_at TIMESTAMPTZ")
+    run(
+        f'CREATE TABLE IF NOT EXISTS {schema}.lake_waiters (lake TEXT COLLATE "C", owner TEXT COLLATE "C",'
+        " seen_at TIMESTAMPTZ NOT NULL, PRIMARY KEY (lake, owner))"
+    )
     run(require_epoch)
     run(reject_former_owner)
     run("COMMIT")
@@ -93,7 +111,10 @@ def try_acquire(run: Run, lake: str, owner: str, seconds: float, schema: str = D
     _require_name(lake)
     _require_name(owner)
     lock, leases = lock_number(f"lake {schema} {lake}"), f"{schema}.lake_leases"
-    run(f"INSERT INTO {leases} VALUES ('{lake}', 0, '', '-infinity') ON CONFLICT DO NOTHING")
+    run(
+        f"INSERT INTO {leases} (lake, epoch, owner, renewed_at) VALUES ('{lake}', 0, '', '-infinity')"
+        " ON CONFLICT DO NOTHING"
+    )
     run("BEGIN")
     try:
         ((is_expired,),) = run(
@@ -103,9 +124,10 @@ def try_acquire(run: Run, lake: str, owner: str, seconds: float, schema: str = D
         epoch = None
         if run(f"SELECT pg_try_advisory_lock({lock})")[0][0]:
             ((epoch,),) = run(
-                f"UPDATE {leases} SET epoch = epoch + 1, owner = '{owner}', renewed_at = clock_timestamp()"
-                f" WHERE lake = '{lake}' RETURNING epoch"
+                f"UPDATE {leases} SET epoch = epoch + 1, owner = '{owner}', renewed_at = clock_timestamp(),"
+                f" acquired_at = clock_timestamp() WHERE lake = '{lake}' RETURNING epoch"
             )
+            run(f"DELETE FROM {schema}.lake_waiters WHERE lake = '{lake}' AND owner = '{owner}'")
         elif is_expired:
             run(
                 "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
@@ -129,6 +151,84 @@ def renew(run: Run, lake: str, epoch: int, schema: str = DEFAULT_SCHEMA) -> bool
         " RETURNING 1"
     )
     return bool(renewed)
+
+
+@dataclass(frozen=True)
+class LakeHolder:
+    owner: str
+    """The name of the machine, and the pid of its engine: `<host>-<pid>`."""
+    since: datetime
+    waiting: int = 0
+    """How many others wait."""
+
+    def __str__(self) -> str:
+        host, _, pid = self.owner.rpartition("-")
+        return f"process {pid} of {host}, since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def own_name(pid: int | None = None) -> str:
+    """Return the name of this process, or of another one of this machine, among those of all machines."""
+    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:40]
+    return f"{host}-{pid or os.getpid()}"
+
+
+def has_leases(run: Run, schema: str = DEFAULT_SCHEMA) -> bool:
+    """Return whether an engine has created the tables of leases."""
+    return bool(run(f"SELECT 1 WHERE to_regclass('{schema}.lake_waiters') IS NOT NULL"))
+
+
+def find_holder(run: Run, lake: str, seconds: float, schema: str = DEFAULT_SCHEMA) -> LakeHolder | None:
+    """Return who holds the lease, or None if it can be taken. The tables of leases may not exist yet."""
+    _require_name(lake)
+    if not has_leases(run, schema):
+        return None
+    lock = lock_number(f"lake {schema} {lake}")
+    # The lock of a killed owner is gone; that of a stopped one is not, but its lease is not renewed.
+    found = run(
+        "SELECT owner, extract(epoch FROM acquired_at)::FLOAT8, (SELECT count(*) FROM"
+        f" {schema}.lake_waiters WHERE lake = '{lake}' AND seen_at > clock_timestamp() - {_WAITER_INTERVAL})"
+        f" FROM {schema}.lake_leases WHERE lake = '{lake}' AND acquired_at IS NOT NULL"
+        f" AND renewed_at > clock_timestamp() - interval '{seconds * 1000:.0f} milliseconds'"
+        " AND EXISTS (SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        f" AND (classid::BIGINT << 32 | objid::BIGINT) = {lock})"
+    )
+    for owner, since, waiting in found:
+        return LakeHolder(owner, datetime.fromtimestamp(since, UTC), waiting)
+    return None
+
+
+def note_waiter(run: Run, lake: str, owner: str, schema: str = DEFAULT_SCHEMA) -> None:
+    """Note that this process waits for the lease. To be repeated every few seconds."""
+    _require_name(lake)
+    _require_name(owner)
+    run(
+        f"INSERT INTO {schema}.lake_waiters VALUES ('{lake}', '{owner}', clock_timestamp())"
+        " ON CONFLICT (lake, owner) DO UPDATE SET seen_at = clock_timestamp()"
+    )
+
+
+def forget_waiter(run: Run, lake: str, owner: str, schema: str = DEFAULT_SCHEMA) -> None:
+    _require_name(lake)
+    _require_name(owner)
+    run(f"DELETE FROM {schema}.lake_waiters WHERE lake = '{lake}' AND owner = '{owner}'")
+
+
+def is_wanted(run: Run, lake: str, schema: str = DEFAULT_SCHEMA) -> bool:
+    """Return whether somebody waits for the lease."""
+    _require_name(lake)
+    return bool(
+        run(
+            f"SELECT 1 FROM {schema}.lake_waiters WHERE lake = '{lake}'"
+            f" AND seen_at > clock_timestamp() - {_WAITER_INTERVAL} LIMIT 1"
+        )
+    )
+
+
+def forget_waiters(run: Run, lake: str, schema: str = DEFAULT_SCHEMA) -> None:
+    """Forget who has not waited for a long time."""
+    _require_name(lake)
+    run(f"DELETE FROM {schema}.lake_waiters WHERE lake = '{lake}' AND seen_at < clock_timestamp() - interval '1 hour'")
 
 
 def fenced_jdbc_uri(uri: str, epoch: int) -> str:

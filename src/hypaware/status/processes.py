@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hypaware import __version__, extras, text
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.engine import client, jars, jvm
 from hypaware.errors import NotReady
 from hypaware.gateway import attach_status
@@ -100,9 +101,23 @@ def inspect_engine(home: Home, cache: Path, environment: Mapping[str, str]) -> P
         message = f"the engine is not installed ({missing} jars are missing): flushes and queries cannot run"
         diagnostics.append(warning("engine_not_installed", message, "hyp engine install"))
     facts = {**status, "installed": not diagnostics}
+    if find_shared_lake(home) is not None:
+        diagnostics += _inspect_lake_holder(home, facts)
     if status["state"] == "not_answering":
         diagnostics.append(warning("engine_not_answering", "the engine does not answer", "hyp engine stop"))
     return PartStatus(facts, tuple(diagnostics))
+
+
+def _inspect_lake_holder(home: Home, facts: dict[str, Any]) -> Iterator[Diagnostic]:
+    """Add to the engine's facts who holds the shared lake; yield a diagnostic if it is another machine."""
+    from hypaware.engine.lake_turns import find_lake_holder  # needs the driver of PostgreSQL
+    from hypaware.state.lake_lease import own_name
+
+    if holder := call_with_timeout(lambda: find_lake_holder(home)):
+        facts["lake_holder"] = {"owner": holder.owner, "since": holder.since.isoformat(), "waiting": holder.waiting}
+        if holder.owner != own_name(facts.get("pid")):
+            message = f"{holder} has the shared lake; jobs of this machine wait, and its rows stay in the spool"
+            yield info("lake_in_use", message)
 
 
 def inspect_server(home: Home) -> dict[str, Any]:

@@ -114,6 +114,7 @@ class BusyLake:
     jvm_pid = 4242
     alive = True
     closed = False
+    is_wanted = False
 
     def make_active(self) -> None:
         """Do nothing: there is no JVM."""
@@ -121,7 +122,7 @@ class BusyLake:
     def own_lake(self, wait: Wait) -> None:
         seconds = 0.0
         while True:
-            wait(seconds)
+            wait(seconds, "")
             seconds += 0.25
 
     def close(self) -> None:

@@ -29,6 +29,7 @@ class FakeSpark:
     taken_for: list[float] = field(default_factory=list)
     alive: bool = True
     jvm_pid: int = 4242
+    is_wanted: bool = False
 
     @property
     def spark(self) -> Any:
@@ -39,7 +40,7 @@ class FakeSpark:
 
     def own_lake(self, wait: Wait) -> None:
         for seconds in self.taken_for:
-            wait(seconds)
+            wait(seconds, "")
         self.calls.append("lake")
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,34 @@ def lake(postgres: PostgresServer, tmp_path: Path) -> SharedLake:
         catalog.create_namespace("hypaware")
         catalog.create_table(_TABLE, _ROWS.schema)
     return made
+
+
+def test_who_has_the_lease_and_who_waits_can_be_asked(lake: SharedLake) -> None:
+    arguments = (_LAKE, lake.schema)
+
+    def holder(run: lake_lease.Run, seconds: float = _LONG) -> lake_lease.LakeHolder | None:
+        return lake_lease.find_holder(run, _LAKE, seconds, lake.schema)
+
+    with lake.session() as other:
+        with lake.session() as run:
+            lake.acquire_eventually(run)
+            assert not lake_lease.is_wanted(run, *arguments)
+            lake_lease.note_waiter(other, _LAKE, "you-2", lake.schema)
+            assert lake_lease.is_wanted(run, *arguments)
+            found = holder(other)
+            assert found is not None
+            assert (found.owner, found.waiting) == ("me", 1)
+            assert abs(found.since - datetime.now(UTC)) < timedelta(hours=1)
+            assert holder(other, seconds=0) is None, "an owner that does not renew its lease can be replaced"
+            lake_lease.forget_waiter(other, _LAKE, "you-2", lake.schema)
+            assert not lake_lease.is_wanted(run, *arguments)
+        eventually(lambda: holder(other) is None)
+        # Nobody has asked for a while.
+        lake_lease.note_waiter(other, _LAKE, "you-2", lake.schema)
+        other(f"UPDATE {lake.schema}.lake_waiters SET seen_at = seen_at - interval '2 hours'")
+        assert not lake_lease.is_wanted(other, *arguments)
+        lake_lease.forget_waiters(other, *arguments)
+        assert other(f"SELECT * FROM {lake.schema}.lake_waiters") == []
 
 
 def test_a_lease_has_one_owner_and_each_owner_a_higher_epoch(lake: SharedLake) -> None:
