@@ -9,9 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -42,6 +39,7 @@ from hypaware.testing.folder_sink import FOLDER, FolderDestination
 from tests.support.claude_files import turns, write
 from tests.support.light_home import DATASET, append, flush, import_history
 from tests.support.light_lake import read_lake
+from tests.support.light_process import was_killed
 from tests.support.light_purge import deliver, holders, purge
 from tests.support.rows import rows
 from tests.support.shared_lake import SharedLakeServers
@@ -221,9 +219,9 @@ def test_a_purge_that_is_killed_is_finished_by_another_machine(machines: tuple[H
             append(other, rows(1, start=start))
             flush(other)
             purge(home, "session", session)
-            assert _killed(other, "forget", crash_at=point), point
+            assert was_killed(other, "forget", crash_at=point), point
         else:
-            assert _killed(home, "session", session, crash_at=point), point
+            assert was_killed(home, "session", session, crash_at=point), point
         forget_purged(other)
         append(other, rows(2, start=start))
         flush(other)
@@ -235,11 +233,3 @@ def test_a_purge_that_is_killed_is_finished_by_another_machine(machines: tuple[H
     assert messages(machines[0]) == numbered(*kept)
     assert tombstones.list_unfinished_purges(machines[1]) == []
     assert read_identity(machines[0]) == read_identity(machines[1])
-
-
-def _killed(home: Home, *arguments: str, crash_at: str) -> bool:
-    command = [sys.executable, "-m", "tests.support.light_purge", str(home.root), *arguments]
-    environment = {**os.environ, "HYP_CRASH_AT": crash_at}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr[-3000:]
-    return done.returncode == -signal.SIGKILL

@@ -6,11 +6,10 @@ import asyncio
 import base64
 import json
 import sqlite3
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import fastavro
 import pyarrow.parquet as pq
@@ -29,7 +28,6 @@ from hypaware.iceberg import catalog
 from hypaware.lake.read import LakeRowReader
 from hypaware.lake.table import LakeTable
 from hypaware.maintain.purge.context import PurgeContext
-from hypaware.maintain.purge.other_machines import forget_purged
 from hypaware.maintain.purge.run import run_purge
 from hypaware.maintain.purge.selector import PurgeSelector, SelectorKind
 from hypaware.state.home_opener import open_home
@@ -129,16 +127,3 @@ def _contents(path: Path) -> Iterator[bytes]:
 def _letters(payloads: Iterable[tuple[bytes]]) -> Iterator[list[dict[str, Any]]]:
     for (body,) in payloads:
         yield dead_letter_rows.unpack_rows(body).to_pylist()
-
-
-def _main() -> None:
-    """Run a purge in a process of its own: HOME KIND VALUE…, or forget what another machine has purged: HOME forget."""
-    home, kind, values = Home(Path(sys.argv[1])), sys.argv[2], sys.argv[3:]
-    if kind == "forget":
-        forget_purged(home)
-    else:
-        purge(home, cast(SelectorKind, kind), *values)
-
-
-if __name__ == "__main__":
-    _main()
