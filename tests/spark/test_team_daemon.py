@@ -15,11 +15,21 @@ from hypaware.iceberg import catalog
 from tests.support.claude_files import grow, turns, write
 from tests.support.command import Hyp
 from tests.support.light_lake import read_lake
+from tests.support.ports import held_port
 from tests.support.processes import PATIENCE, eventually
 from tests.support.rows import DATASET, rows
 from tests.support.shared_lake import SharedLakeServers
 
-OFTEN = '[flush]\ninterval = "1s"\ncold_interval = "1s"\n[clients.claude]\nenabled = true\n'
+OFTEN = """
+[flush]
+interval = "1s"
+cold_interval = "1s"
+[clients.claude]
+enabled = true
+[page]
+enabled = false
+[gateway]
+"""
 
 
 @contextmanager
@@ -31,21 +41,25 @@ def daemon(hyp: Hyp, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         running.send_signal(signal.SIGTERM)
         _, err = running.communicate(timeout=PATIENCE)
-        hyp.run("engine", "stop")
         assert running.returncode == 0, err
 
 
-def configured(servers: SharedLakeServers, name: str) -> Hyp:
+@contextmanager
+def configured(servers: SharedLakeServers, name: str) -> Iterator[Hyp]:
+    """Yield the home of a machine. Its engine is stopped at the end."""
     hyp = servers.machine(name)
-    with (hyp.home / "config.toml").open("a") as config:
-        config.write(OFTEN)
-    return hyp
+    with held_port() as port:
+        with (hyp.home / "config.toml").open("a") as config:
+            config.write(f'{OFTEN}listen = "127.0.0.1:{port}"\n')
+        try:
+            yield hyp
+        finally:
+            hyp.run("engine", "stop")
 
 
 def test_daemons_take_turns_and_an_idle_engine_gives_the_lake_back(servers: SharedLakeServers, tmp_path: Path) -> None:
-    first, second = configured(servers, "first"), configured(servers, "second")
     session = write(tmp_path / "two" / "projects" / "-project" / "s.jsonl", turns("s", 2))
-    try:
+    with configured(servers, "first") as first, configured(servers, "second") as second:
         first.ingest(rows(5))
         first.ok("flush")
         engine = int((first.home / "run" / "engine.pid").read_text())
@@ -55,21 +69,15 @@ def test_daemons_take_turns_and_an_idle_engine_gives_the_lake_back(servers: Shar
         assert "lake_in_use" in {each["kind"] for each in status["diagnostics"]}
         assert "lake_in_use" not in {each["kind"] for each in first.ok("status")["diagnostics"]}
         with daemon(second, tmp_path / "two"):
-            eventually(lambda: stored(second) >= {*messages(10)})
+            eventually(lambda: stored(second) >= {row["message_id"] for row in rows(10)})
             assert not is_running(engine), "the engine ends because another machine waits, long before it is idle"
             eventually(lambda: len(read_lake(Home(second.home), DATASET)) == 10 + 3 * 2)
             with daemon(first, tmp_path / "one"):
                 first.ingest(rows(5, start=10))
                 grow(session, turns("s", 1, first=2), age=0)
                 eventually(lambda: len(read_lake(Home(second.home), DATASET)) == 15 + 3 * 3)
-    finally:
         catalog._idle.connection = None
-        for hyp in (first, second):
-            hyp.run("engine", "stop")
-    try:
         _purge(second, 15 + 3 * 3)
-    finally:
-        second.run("engine", "stop")
 
 
 def _purge(hyp: Hyp, count: int) -> None:
@@ -84,10 +92,6 @@ def _purge(hyp: Hyp, count: int) -> None:
     assert hyp.ok("flush")["datasets"][0]["rows_written"] == 0
     assert hyp.query(f"SELECT count(*) AS n FROM {DATASET}") == [{"n": count + 5}]
     assert hyp.ok("verify", "--deep")["ok"] is True
-
-
-def messages(count: int) -> list[Any]:
-    return [row["message_id"] for row in rows(count)]
 
 
 def stored(hyp: Hyp) -> set[Any]:

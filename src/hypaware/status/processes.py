@@ -16,7 +16,7 @@ from typing import Any
 from hypaware import __version__, extras, text
 from hypaware.config.shared_lake import find_shared_lake
 from hypaware.engine import client, jars, jvm
-from hypaware.errors import NotReady
+from hypaware.errors import HypError, NotReady
 from hypaware.gateway import attach_status
 from hypaware.gateway.handover import fallback_lock_path, find_free_address
 from hypaware.home import Home, daemon_process, locks
@@ -113,10 +113,17 @@ def _inspect_lake_holder(home: Home, facts: dict[str, Any]) -> Iterator[Diagnost
     from hypaware.engine.lake_turns import find_lake_holder  # needs the driver of PostgreSQL
     from hypaware.state.lake_lease import own_name
 
-    if holder := call_with_timeout(lambda: find_lake_holder(home)):
+    try:
+        holder = call_with_timeout(lambda: find_lake_holder(home))
+    except (HypError, TimeoutError) as exception:
+        yield warning("lake_unavailable", f"who has the shared lake is unknown: {summarize_error(exception)}")
+        return
+    if holder:
         facts["lake_holder"] = {"owner": holder.owner, "since": holder.since.isoformat(), "waiting": holder.waiting}
         if holder.owner != own_name(facts.get("pid")):
-            message = f"{holder} has the shared lake; jobs of this machine wait, and its rows stay in the spool"
+            message = (
+                f"the shared lake is in use by {holder}; jobs of this machine wait, and its rows stay in the spool"
+            )
             yield info("lake_in_use", message)
 
 
