@@ -63,8 +63,9 @@ spark: engine ## Tests with Spark; one Spark session uses all cores, so they run
 acceptance: engine ## Tests with real processes, killed for real, two files at a time (each starts engines of its own)
 	$(TESTS) -n 2 --dist loadfile -o timeout=1200 -m 'not real_clients' --ignore=tests/acceptance/page tests/acceptance
 
-real-clients: engine ## Claude Code and Codex from npm, through the gateway to a stub
-	npm install --silent --no-audit --no-fund --prefix $(REAL_CLIENTS) @anthropic-ai/claude-code @openai/codex
+real-clients: engine ## Claude Code, Codex and OpenCode from npm, through the gateway to a stub
+	npm install --silent --no-audit --no-fund --prefix $(REAL_CLIENTS) \
+		@anthropic-ai/claude-code @openai/codex opencode-ai
 	HYP_REAL_CLIENTS=$(REAL_CLIENTS) $(PYTEST) -m real_clients tests/acceptance
 
 soak: engine ## Kill, suspend, cut off and fill up everything for SOAK_HOURS=1, with random numbers; summary for the report

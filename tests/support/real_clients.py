@@ -159,7 +159,7 @@ def find_program(name: str) -> str:
 
 
 @contextmanager
-def running_daemon(user: User, port: int, more: str = "") -> Iterator[subprocess.Popen[bytes]]:
+def running_daemon(user: User, port: int, more: str = "", *, ends_with: int = 0) -> Iterator[subprocess.Popen[bytes]]:
     """Run a daemon with a gateway at this port, and more settings. At the end the client is detached."""
     user.hyp.home.mkdir(exist_ok=True)
     (user.hyp.home / "config.toml").write_text(_CONFIG.format(port=port) + more)
@@ -169,7 +169,7 @@ def running_daemon(user: User, port: int, more: str = "") -> Iterator[subprocess
         yield daemon
         daemon.send_signal(signal.SIGTERM)
         _, told = daemon.communicate(timeout=PATIENCE)
-        assert daemon.returncode == 0, told
+        assert daemon.returncode == ends_with, told
     finally:
         if daemon.poll() is None:
             daemon.kill()

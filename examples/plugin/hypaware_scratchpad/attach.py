@@ -37,7 +37,7 @@ class ScratchpadSettings:
             ours={"base_urls": [base_url]},
             before={"address": own},
             # The gateway forwards to the address that the user had chosen.
-            upstream=None if is_ours else PreviousUpstream(BASE, str(own)),
+            upstreams=() if is_ours else (PreviousUpstream(BASE, str(own)),),
         )
 
     def detach(self, text: str, record: AttachRecord | None) -> str:

@@ -124,8 +124,8 @@ def load_materializers() -> MaterializerRegistry:
 
 def check_client(client: Any) -> None:
     """Raise unless every part that the client names can be imported, and its provider has the name of the client."""
-    if client.settings is not None and (client.traffic is None or not client.traffic.upstreams):
-        raise ValueError(f"the client {client.name!r} can be attached, but its traffic names no upstream")
+    if client.settings is not None and client.traffic is None:
+        raise ValueError(f"the client {client.name!r} can be attached, but does not declare its traffic")
     # Reading a part imports it.
     for part, member in ((client.requests, "find_session"), (client.mcp, "__call__"), (client.transcripts, "restore")):
         if part is not None and not callable(getattr(part, member, None)):

@@ -10,10 +10,10 @@ the opposite order: the file first, the record last. A file that no other progra
 The attach record is `<HYP_HOME>/clients/<name>/attach.json`, readable only by its owner:
 
     {v, client, path, existed, original_sha256, written_sha256, splices: [[at, removed, inserted]…],
-     ours: {…}, before: {…}, base_url, upstream: {path_prefix, base_url} | null, at}
+     ours: {…}, before: {…}, base_url, upstreams: [{path_prefix, base_url, provider}…], at}
 
-It contains nothing of the file except the changed parts. `upstream` is the URL that the client used before, if it was
-not the provider's own: the gateway forwards the client's requests to it.
+It contains nothing of the file except the changed parts. `upstreams` are the URLs that the client used before, if they
+are not known from its declaration: the gateway forwards the client's requests to them.
 
 @ref capture#attach
 """
@@ -55,6 +55,8 @@ class PreviousUpstream:
 
     path_prefix: str
     base_url: str
+    provider: str | None = None
+    """The provider of the rows, if it is not that of the client's first upstream."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class AttachRecord:
     """The values that the client's module wrote, to find them in a file that was changed since."""
     before: Mapping[str, Any] = field(default_factory=dict)
     """The values before attach."""
-    upstream: PreviousUpstream | None = None
+    upstreams: tuple[PreviousUpstream, ...] = ()
     at: str = ""
 
 
@@ -82,7 +84,7 @@ class SettingsEdit:
     base_url: str
     ours: Mapping[str, Any] = field(default_factory=dict)
     before: Mapping[str, Any] = field(default_factory=dict)
-    upstream: PreviousUpstream | None = None
+    upstreams: tuple[PreviousUpstream, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -148,9 +150,9 @@ def attach_client(
             record = None
         original = _without_our_settings(client, current, record)
         edit = client.attach(original, gateway, environment)
-        if edit.upstream and urlsplit(edit.upstream.base_url).username is not None:
+        if any(urlsplit(each.base_url).username is not None for each in edit.upstreams):
             raise SettingsRefused(
-                f"the base URL of {client.name} contains a user name or a password. The gateway does not use them, "
+                f"a base URL of {client.name} contains a user name or a password. The gateway does not use them, "
                 "because it would add them to the requests of every program on this machine. Pass them in a header "
                 "of the client instead, then attach it. Nothing was written"
             )
@@ -168,7 +170,7 @@ def attach_client(
             new_text != current.text,
             settings_file.diff_text(current.path, current.text, new_text),
             edit.base_url,
-            edit.upstream.base_url if edit.upstream else None,
+            name_upstreams(edit.upstreams),
             (*edit.notes, *(client.explain_removal(current.text, environment) if new_text != current.text else ())),
         )
         if dry_run:
@@ -266,7 +268,7 @@ def _make_record(
             for name, value in edit.ours.items()
         },
         before=edit.before,
-        upstream=edit.upstream,
+        upstreams=edit.upstreams,
         at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
     )
 
@@ -301,6 +303,17 @@ def record_path(home: Home, client: str) -> Path:
     return home.root / "clients" / client / "attach.json"
 
 
+def name_upstreams(upstreams: Sequence[PreviousUpstream]) -> str | None:
+    """Return the URLs, for people; None if there is none."""
+    return ", ".join(dict.fromkeys(each.base_url for each in upstreams)) or None
+
+
+def parse_upstreams(record: Mapping[str, Any]) -> tuple[PreviousUpstream, ...]:
+    """Return the upstreams of an attach record. Those of earlier versions hold one at most, as `upstream`."""
+    found = record["upstreams"] if "upstreams" in record else filter(None, [record["upstream"]])
+    return tuple(PreviousUpstream(**each) for each in found)
+
+
 def left_upstream_path(record: Path) -> Path:
     """Return the path of the file that detach leaves next to the attach record."""
     return record.with_name("upstream.json")
@@ -312,9 +325,10 @@ def read_record(home: Home, client: str) -> AttachRecord | None:
         found = json.loads(record_path(home, client).read_bytes())
         if found.pop("v") != VERSION:
             return None
-        upstream = found.pop("upstream")
+        upstreams = parse_upstreams(found)
+        found = {name: value for name, value in found.items() if name not in ("upstream", "upstreams")}
         splices = tuple(Splice(int(at), str(removed), str(inserted)) for at, removed, inserted in found.pop("splices"))
-        return AttachRecord(**found, splices=splices, upstream=PreviousUpstream(**upstream) if upstream else None)
+        return AttachRecord(**found, splices=splices, upstreams=upstreams)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -326,13 +340,14 @@ def write_record(home: Home, record: AttachRecord) -> None:
 
 
 def remove_record(home: Home, client: str) -> None:
-    """Remove the record, but keep its upstream in a file next to it: open sessions still call the gateway."""
+    """Remove the record, but keep its upstreams in a file next to it: open sessions still call the gateway."""
     path, left = record_path(home, client), left_upstream_path(record_path(home, client))
     if not path.exists():
         return
     record = read_record(home, client)
-    if record and record.upstream:
-        durable_files.write_atomic(left, json.dumps({"client": client, "upstream": asdict(record.upstream)}).encode())
+    if record and record.upstreams:
+        kept = {"client": client, "upstreams": [asdict(each) for each in record.upstreams]}
+        durable_files.write_atomic(left, json.dumps(kept).encode())
     elif left.exists():
         durable_files.remove_durably(left)
     durable_files.remove_durably(path)

@@ -37,8 +37,8 @@ class ClientUpstream:
 
 @dataclass(frozen=True)
 class ClientTraffic:
-    upstreams: tuple[ClientUpstream, ...]
-    """The first one also gets requests whose path belongs to none of them."""
+    upstreams: tuple[ClientUpstream, ...] = ()
+    """The first one also gets requests whose path belongs to none of them. Empty if only attach knows them."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """What a path begins with in a base URL that attach writes → what it begins with at the provider."""
     user_agents: tuple[str, ...] = ()
@@ -83,6 +83,8 @@ class RequestFacts:
     """The main thread of a session has the session's id."""
     transcript_has_context: bool = False
     """The client's transcript also holds the context that it adds to a request, if it sends no ids of items."""
+    transcript_has_response_ids: bool = True
+    """The client's transcript holds the id of a response, if it holds that of any in this dialect."""
     forks_keep_session_ids: bool = False
     """In the transcript of a fork, messages keep the id of the session that they come from."""
 

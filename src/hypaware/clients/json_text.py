@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple, NoReturn
 
-from hypaware.clients.settings_file import Splice
+from hypaware.clients.settings_file import Splice, apply_splices
 
 BOM = "\ufeff"
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -129,3 +130,60 @@ def remove_item(text: str, start: int, item: int | str) -> Splice:
 def _skip_space(text: str, at: int) -> int:
     found = _SPACE.match(text, at)
     return found.end() if found else at
+
+
+class JsonEdits:
+    """Collects edits; each applies to the result of the one before it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.done: list[Splice] = []
+        self.created: list[tuple[str, ...]] = []
+        self.emptied: set[tuple[str, ...]] = set()
+        """Containers from which something was removed."""
+
+    def add(self, edit: Splice) -> None:
+        self.done.append(edit)
+        self.text = apply_splices(self.text, [edit])
+
+    def find(self, *path: str) -> int | None:
+        """Return the offset of the container at this path, or None."""
+        start = find_root(self.text)
+        for name in path:
+            if (found := find_member(self.text, start, name)) is None:
+                return None
+            start = found.start
+        return start
+
+    def ensure(self, empty: Any, *path: str) -> int:
+        """Return the offset of a container. It is created if it does not exist, and so are the objects around it."""
+        if (start := self.find(*path)) is None:
+            outer = self.ensure({}, *path[:-1])
+            self.add(add_value(self.text, outer, empty, path[-1]))
+            self.created.append(path)
+            start = self.find(*path)
+            assert start is not None
+        return start
+
+    def set(self, value: Any, *path: str) -> None:
+        start = self.ensure({}, *path[:-1])
+        if found := find_member(self.text, start, path[-1]):
+            self.add(Splice(found.start, self.text[found.start : found.end], json.dumps(value, ensure_ascii=False)))
+        else:
+            self.add(add_value(self.text, start, value, path[-1]))
+
+    def restore(self, previous: Any, *path: str) -> None:
+        """Set an earlier value, or remove the member if it had none."""
+        if previous is not None:
+            self.set(previous, *path)
+        elif (start := self.find(*path[:-1])) is not None:
+            self.add(remove_item(self.text, start, path[-1]))
+            self.emptied.add(path[:-1])
+
+    def remove_empty(self, paths: Iterable[tuple[str, ...]]) -> None:
+        """Remove the containers at these paths that are empty, inner ones first."""
+        for path in sorted(paths, key=len, reverse=True):
+            start = self.find(*path[:-1])
+            found = find_member(self.text, start, path[-1]) if start is not None else None
+            if start is not None and found and json.loads(self.text[found.start : found.end]) in ({}, []):
+                self.add(remove_item(self.text, start, path[-1]))

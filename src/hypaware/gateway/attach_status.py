@@ -98,7 +98,7 @@ def attach_status(home: Home, client: ClientSettings, environment: Environment) 
         state=state,
         path=path,
         base_url=base_url,
-        upstream=record.upstream.base_url if record and record.upstream else None,
+        upstream=attach.name_upstreams(record.upstreams) if record else None,
         answered_by=answered_by,
         last_seen_at=str(last_seen) if last_seen else None,
         exchanges=exchanges if isinstance(exchanges, int) else 0,

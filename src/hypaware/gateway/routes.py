@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from hypaware.clients.attach import left_upstream_path
+from hypaware.clients.attach import left_upstream_path, parse_upstreams
 from hypaware.errors import NotReady
 from hypaware.gateway.senders import list_traffic
 from hypaware.home import Home
@@ -151,7 +151,7 @@ class Routes:
         if route is None:
             route = _longest_match(self._own[client] if client else self._presets, rest)
         if route is None and client:
-            route = self._own[client][0]
+            route = next(iter(self._own[client]), None)
         if route is None:
             return None
         client = client or route.client
@@ -192,7 +192,7 @@ def read_custom_upstreams(home: Home) -> tuple[Route, ...]:
     They come from the records of attach and precede the presets. After a detach they stay valid for a week, because
     open sessions keep the gateway's address and use keys that only the user's proxy may see.
     """
-    upstreams = []
+    upstreams: list[Route] = []
     for folder in sorted((home.root / "clients").glob("*")):
         try:
             path = folder / "attach.json"
@@ -200,13 +200,12 @@ def read_custom_upstreams(home: Home) -> tuple[Route, ...]:
             if not path.exists() and left.is_file() and time.time() - left.stat().st_mtime < _DETACHED_SECONDS:
                 path = left
             record = json.loads(path.read_bytes())
-            client, upstream = record["client"], record["upstream"]
-            if upstream:
-                own = list_presets().get(client)
-                provider = own[0].provider if own else client
-                upstreams.append(
-                    Route(f"{client}-own", upstream["path_prefix"], upstream["base_url"], provider, strip_prefix=True)
-                )
+            client, own = record["client"], list_presets().get(record["client"])
+            default = own[0].provider if own else client
+            upstreams += [
+                Route(f"{client}-own", each.path_prefix, each.base_url, each.provider or default, strip_prefix=True)
+                for each in parse_upstreams(record)
+            ]
         except (OSError, ValueError, KeyError, TypeError):
             # Without a readable record the client's preset applies.
             continue

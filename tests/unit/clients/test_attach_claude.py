@@ -30,7 +30,7 @@ def edited(text: str, environment: dict[str, str] | None = None) -> tuple[str, a
 
 def record_of(edit: attach.SettingsEdit, existed: bool = True) -> AttachRecord:
     return AttachRecord(
-        "claude", "", existed, "", "", edit.splices, edit.base_url, edit.ours, edit.before, edit.upstream
+        "claude", "", existed, "", "", edit.splices, edit.base_url, edit.ours, edit.before, edit.upstreams
     )
 
 
@@ -79,7 +79,7 @@ def test_attach_adds_only_our_settings_and_detach_restores_the_same_bytes(text: 
         assert after["hooks"][event][-1]["hooks"][0]["command"].endswith("|| :")
         del after["hooks"][event]
         before.get("hooks", {}).pop(event, None)
-    assert after["env"].pop(ASSUME_FIRST_PARTY, None) == (None if edit.upstream else "1")
+    assert after["env"].pop(ASSUME_FIRST_PARTY, None) == (None if edit.upstreams else "1")
     for each in (before, after):
         each.get("env", {}).pop(VARIABLE, None)
         for name in ("env", "hooks"):
@@ -102,7 +102,7 @@ def test_a_second_attach_changes_nothing(text: str) -> None:
     # The text alone does not say that the upstream is a proxy of the user; the attach record does.
     settings = json.loads(new.removeprefix("\ufeff"))
     settings["env"].setdefault(ASSUME_FIRST_PARTY, "1")
-    assert edited(json.dumps(settings) if edit.upstream else new)[1].splices == ()
+    assert edited(json.dumps(settings) if edit.upstreams else new)[1].splices == ()
 
 
 @examples(max_examples=60)
@@ -164,12 +164,12 @@ def test_hooks_that_were_moved_to_another_group_are_removed() -> None:
 def test_a_proxy_of_the_user_becomes_the_upstream_and_is_restored() -> None:
     text = json.dumps({"env": {VARIABLE: "https://proxy.example/llm/"}})
     new, edit = edited(text)
-    assert edit.upstream == attach.PreviousUpstream("/claude", "https://proxy.example/llm")
+    assert edit.upstreams == (attach.PreviousUpstream("/claude", "https://proxy.example/llm"),)
     assert json.loads(CLAUDE.detach(json.dumps(json.loads(new)), record_of(edit))) == json.loads(text)
     _, from_environment = edited("{}", {**NO_ENVIRONMENT, VARIABLE: "https://proxy.example"})
-    assert from_environment.upstream == attach.PreviousUpstream("/claude", "https://proxy.example")
+    assert from_environment.upstreams == (attach.PreviousUpstream("/claude", "https://proxy.example"),)
     _, ours = edited("{}", {**NO_ENVIRONMENT, VARIABLE: "http://localhost:18521/claude"})
-    assert ours.upstream is None
+    assert ours.upstreams == ()
 
 
 @pytest.mark.hazard(111)

@@ -66,7 +66,7 @@ def edited(text: str, environment: dict[str, str] | None = None) -> tuple[str, a
 
 
 def record_of(edit: attach.SettingsEdit) -> AttachRecord:
-    return AttachRecord("codex", "", True, "", "", edit.splices, edit.base_url, edit.ours, edit.before, edit.upstream)
+    return AttachRecord("codex", "", True, "", "", edit.splices, edit.base_url, edit.ours, edit.before, edit.upstreams)
 
 
 def attached_by_an_earlier_version(text: str) -> tuple[str, AttachRecord]:
@@ -219,7 +219,7 @@ def test_the_sessions_of_the_removed_provider_are_named(tmp_path: Path) -> None:
 def test_a_provider_of_the_user_is_kept_and_routed_through_the_gateway() -> None:
     new, edit = edited(THEIRS)
     assert new == THEIRS.replace("https://work.example/openai", f"{GATEWAY}/codex/v1")
-    assert edit.upstream == attach.PreviousUpstream("/codex/v1", "https://work.example/openai")
+    assert edit.upstreams == (attach.PreviousUpstream("/codex/v1", "https://work.example/openai"),)
     assert settings_file.undo_splices(new, edit.splices) == THEIRS
     assert CODEX.detach(f"# mine\n{new}", record_of(edit)) == f"# mine\n{THEIRS}"
     moved = new.replace(f"{GATEWAY}/codex/v1", "https://elsewhere.example")
@@ -231,12 +231,12 @@ def test_another_openai_base_url_becomes_the_upstream() -> None:
     text = 'openai_base_url = "https://proxy.example/v1/"  # mine\n'
     new, edit = edited(text)
     assert new == f'openai_base_url = "{GATEWAY}/codex/v1"  # mine\n'
-    assert edit.upstream == attach.PreviousUpstream("/codex/v1", "https://proxy.example/v1")
+    assert edit.upstreams == (attach.PreviousUpstream("/codex/v1", "https://proxy.example/v1"),)
     assert CODEX.detach(f"# more\n{new}", record_of(edit)) == f"# more\n{text}"
     moved = new.replace(f"{GATEWAY}/codex/v1", "https://elsewhere.example")
     assert CODEX.detach(moved, record_of(edit)) == moved
     _, edit = edited("", {**NO_ENVIRONMENT, "OPENAI_BASE_URL": "https://proxy.example/v1/"})
-    assert edit.upstream is None, "Codex ignores this variable"
+    assert edit.upstreams == (), "Codex ignores this variable"
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_provider_of_the_user_with_our_name_stays() -> None:
     theirs = 'model_provider = "hypaware"\n[model_providers.hypaware]\nbase_url = "https://x.example/v1"\nname = "x"\n'
     assert CODEX.detach(theirs, None) == theirs
     new, edit = edited(theirs)
-    assert edit.upstream == attach.PreviousUpstream("/codex/v1", "https://x.example/v1")
+    assert edit.upstreams == (attach.PreviousUpstream("/codex/v1", "https://x.example/v1"),)
     assert CODEX.detach(f"# mine\n{new}", record_of(edit)) == f"# mine\n{theirs}"
 
 

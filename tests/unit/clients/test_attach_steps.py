@@ -17,6 +17,7 @@ from hypaware.clients.claude.attach import ASSUME_FIRST_PARTY, ClaudeSettings
 from hypaware.clients.codex.attach import CodexSettings
 from hypaware.clients.settings_file import SettingsRefused
 from hypaware.errors import Retryable
+from hypaware.gateway.routes import Routes, read_custom_upstreams
 from hypaware.home import Home
 from tests.support import processes
 from tests.support.unprivileged import unprivileged
@@ -340,3 +341,20 @@ def test_a_base_url_with_a_password_is_not_attached(home: Home, environment: dic
     assert "hunter2" not in refused.value.message
     assert file.read_bytes() == before
     assert attach.read_record(home, "claude") is None
+
+
+@pytest.mark.parametrize("upstream", [None, {"path_prefix": "/claude", "base_url": "https://proxy.example/llm"}])
+def test_a_record_of_an_earlier_version_with_its_one_upstream_is_read(
+    home: Home, environment: dict[str, str], file: Path, upstream: dict[str, str] | None
+) -> None:
+    attach.attach_client(home, CLAUDE, GATEWAY, environment)
+    path = attach.record_path(home, "claude")
+    record = json.loads(path.read_text())
+    del record["upstreams"]
+    path.write_text(json.dumps({**record, "upstream": upstream}))
+
+    found = Routes(read_custom_upstreams(home)).find("/claude/v1/messages")
+    assert found is not None
+    assert found.url == ("https://proxy.example/llm" if upstream else "https://api.anthropic.com") + "/v1/messages"
+    attach.detach_client(home, CLAUDE, environment)
+    assert file.read_text() == TEXT

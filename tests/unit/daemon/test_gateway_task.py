@@ -94,7 +94,7 @@ def attach(home: Home, port: int, upstream: PreviousUpstream | None = None) -> N
             base_url=f"http://127.0.0.1:{port}/claude",
             ours={},
             before={},
-            upstream=upstream,
+            upstreams=(upstream,) if upstream else (),
             at="2026-11-15T00:00:00Z",
         ),
     )

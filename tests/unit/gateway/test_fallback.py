@@ -271,7 +271,7 @@ def test_a_broken_config_or_a_removed_home_leaves_a_client_at_its_own_upstream(
     """Its keys are for that upstream; the provider's own must not see them."""
     with provider() as upstream_port:
         own = attach.PreviousUpstream("/codex", f"http://127.0.0.1:{upstream_port}/llm")
-        record = attach.AttachRecord("codex", "/x", True, "", "", (), "http://127.0.0.1:7/codex", upstream=own)
+        record = attach.AttachRecord("codex", "/x", True, "", "", (), "http://127.0.0.1:7/codex", upstreams=(own,))
         attach.write_record(fallback_home, record)
         configure_upstream(fallback_home, f"http://127.0.0.1:{upstream_port}")
         with handover.acquire_socket(fallback_home, address) as held:
@@ -310,7 +310,7 @@ def test_requests_still_go_through_the_users_own_proxy(fallback_home: Home, addr
         attach.write_record(
             fallback_home,
             # The fallback opens this address too, so it is one that no other test expects to be closed.
-            attach.AttachRecord("claude", "/x", True, "", "", (), "http://127.0.0.1:7/claude", upstream=own),
+            attach.AttachRecord("claude", "/x", True, "", "", (), "http://127.0.0.1:7/claude", upstreams=(own,)),
         )
         assert routes.has_attached_client(fallback_home)
         with handover.acquire_socket(fallback_home, address) as held:
@@ -324,7 +324,7 @@ def test_requests_still_go_through_the_users_own_proxy(fallback_home: Home, addr
 
 def test_the_custom_upstream_of_a_detached_client_is_used_for_a_week_or_until_the_next_attach(home: Home) -> None:
     own = attach.PreviousUpstream("/claude", "http://127.0.0.1:1/llm")
-    record = attach.AttachRecord("claude", "/x", True, "", "", (), "http://127.0.0.1:1/claude", upstream=own)
+    record = attach.AttachRecord("claude", "/x", True, "", "", (), "http://127.0.0.1:1/claude", upstreams=(own,))
     attach.write_record(home, record)
     attach.remove_record(home, "claude")
     assert [each.base_url for each in routes.read_custom_upstreams(home)] == [own.base_url]
@@ -332,7 +332,7 @@ def test_the_custom_upstream_of_a_detached_client_is_used_for_a_week_or_until_th
     os.utime(left, (time.time() - 8 * 86_400,) * 2)
     assert routes.read_custom_upstreams(home) == ()
     os.utime(left)
-    attach.write_record(home, replace(record, upstream=None))
+    attach.write_record(home, replace(record, upstreams=()))
     assert routes.read_custom_upstreams(home) == ()
     attach.remove_record(home, "claude")
     assert routes.read_custom_upstreams(home) == ()

@@ -68,7 +68,7 @@ def test_a_new_config_contains_the_choices(home: Home, found: list[FoundClient])
     merged, backup = write(home, found, clients=("claude",), retention_days=90, export=ExportChoice("local-parquet"))
     assert table(home) == {
         "version": 1,
-        "clients": {"claude": {"enabled": True}, "codex": {"enabled": False}},
+        "clients": {"claude": {"enabled": True}, "codex": {"enabled": False}, "opencode": {"enabled": False}},
         "retention": {"default_days": 90},
         "sinks": {
             "archive": {

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hypaware.clients import session_hook, settings_file
+from hypaware.clients import session_hook
 from hypaware.clients.attach import (
     AttachRecord,
     Environment,
@@ -32,6 +32,7 @@ from hypaware.clients.attach import (
 from hypaware.clients.claude.history import config_folder
 from hypaware.clients.json_text import (
     BOM,
+    JsonEdits,
     NotPlainJson,
     add_value,
     find_member,
@@ -72,28 +73,28 @@ class ClaudeSettings:
         command = hook_command(environment)
         settings = self._settings(text)
         previous = settings.get("env", {}).get(VARIABLE)
-        edits = _Edits(text)
+        edits = JsonEdits(text)
         if not text.strip(BOM + " \t\r\n"):
             edits.add(Splice(len(text), "", "{\n}\n"))
         if previous != base_url:
-            edits.set_variable(VARIABLE, base_url)
+            edits.set(base_url, "env", VARIABLE)
         own = (environment.get(VARIABLE, "") if previous is None else previous).rstrip("/")
         is_ours = own == base_url or _OUR_URL.fullmatch(own) is not None
         variables = []
         if ASSUME_FIRST_PARTY not in settings.get("env", {}) and (
             not own or is_ours or urlsplit(own).hostname == _ANTHROPIC
         ):
-            edits.set_variable(ASSUME_FIRST_PARTY, "1")
+            edits.set("1", "env", ASSUME_FIRST_PARTY)
             variables.append(ASSUME_FIRST_PARTY)
         env = settings.get("env", {})
         # Claude Code sends plain HTTP to an HTTPS proxy too, even for this machine.
         proxies = ("https_proxy", "http_proxy")
         exception = find_proxy_exception({**environment, **env}, proxies, urlsplit(gateway).hostname or "")
         if exception:
-            edits.set_variable(*exception)
+            edits.set(exception[1], "env", exception[0])
         for event, matcher in EVENTS.items():
             if command not in _list_commands(settings, event):
-                edits.add_hook(event, matcher, command)
+                _HookEdits(edits).add(event, matcher, command)
         return SettingsEdit(
             splices=tuple(edits.done),
             base_url=base_url,
@@ -102,10 +103,10 @@ class ClaudeSettings:
                 "variables": variables,
                 "exceptions": [exception[1]] if exception else [],
                 "commands": [command],
-                "created": edits.created,
+                "created": [".".join(path) for path in edits.created],
             },
             before={"base_url": previous, **({exception[0]: env.get(exception[0])} if exception else {})},
-            upstream=PreviousUpstream(CLAUDE_BASE, own) if own and not is_ours else None,
+            upstreams=(PreviousUpstream(CLAUDE_BASE, own),) if own and not is_ours else (),
             notes=tuple(_notes(settings, environment)),
         )
 
@@ -114,22 +115,23 @@ class ClaudeSettings:
         if not text.strip(BOM + " \t\r\n"):
             return text
         settings = self._settings(text)
-        edits = _Edits(text)
+        edits = JsonEdits(text)
         env = settings.get("env", {})
         value = env.get(VARIABLE, "")
         is_ours = value in ours.get("base_urls", ()) or _OUR_URL.fullmatch(value) is not None
         if is_ours:
-            edits.restore_variable(VARIABLE, record.before.get("base_url") if record else None)
+            edits.restore(record.before.get("base_url") if record else None, "env", VARIABLE)
         is_set = ASSUME_FIRST_PARTY in ours.get("variables", ()) if record else is_ours
         if is_set and env.get(ASSUME_FIRST_PARTY) == "1":
-            edits.restore_variable(ASSUME_FIRST_PARTY, None)
+            edits.restore(None, "env", ASSUME_FIRST_PARTY)
         for name in ("no_proxy", "NO_PROXY"):
             if record and name in env and env[name] in ours.get("exceptions", ()):
-                edits.restore_variable(name, record.before.get(name))
+                edits.restore(record.before.get(name), "env", name)
         for event in (*EVENTS, *_EARLIER_EVENTS):
-            edits.remove_hooks(event, ours.get("commands", ()))
+            _HookEdits(edits).remove(event, ours.get("commands", ()))
         # Without a record it is unknown whether attach created these containers; empty ones mean nothing to the client.
-        edits.remove_empty(ours.get("created", ()) if record else edits.emptied)
+        created = (tuple(path.split(".")) for path in ours.get("created", ()))
+        edits.remove_empty(created if record else edits.emptied)
         if record and not record.existed and edits.text.strip() == "{}":
             return ""
         return edits.text
@@ -187,91 +189,38 @@ def _notes(settings: Mapping[str, Any], environment: Environment) -> Iterator[st
         yield "disableAllHooks is set: live rows have no folder and no git columns until the transcript is imported"
 
 
-class _Edits:
-    """Collects edits; each applies to the result of the one before it."""
+class _HookEdits:
+    """Edits of the hooks; everything else is edited as any JSON."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.done: list[Splice] = []
-        self.created: list[str] = []
-        self.emptied: set[str] = set()
-        """Containers from which something was removed."""
+    def __init__(self, edits: JsonEdits) -> None:
+        self._edits = edits
 
-    def add(self, edit: Splice) -> None:
-        self.done.append(edit)
-        self.text = settings_file.apply_splices(self.text, [edit])
-
-    def _inside(self, *path: str) -> int | None:
-        """Return the offset of the container at this path, or None."""
-        start = find_root(self.text)
-        for name in path:
-            if (found := find_member(self.text, start, name)) is None:
-                return None
-            start = found.start
-        return start
-
-    def _ensure(self, empty: Any, *path: str) -> int:
-        """Return the offset of a container, which is created if it does not exist. The containers around it exist."""
-        if self._inside(*path) is None:
-            outer = self._inside(*path[:-1])
-            assert outer is not None
-            self.add(add_value(self.text, outer, empty, path[-1]))
-            self.created.append(".".join(path))
-        start = self._inside(*path)
-        assert start is not None
-        return start
-
-    def set_variable(self, name: str, value: str) -> None:
-        env = self._ensure({}, "env")
-        if found := find_member(self.text, env, name):
-            self.add(Splice(found.start, self.text[found.start : found.end], json.dumps(value, ensure_ascii=False)))
-        else:
-            self.add(add_value(self.text, env, value, name))
-
-    def restore_variable(self, name: str, previous: str | None) -> None:
-        if previous is not None:
-            self.set_variable(name, previous)
-        elif (env := self._inside("env")) is not None:
-            self.add(remove_item(self.text, env, name))
-            self.emptied.add("env")
-
-    def add_hook(self, event: str, matcher: str | None, command: str) -> None:
-        self._ensure({}, "hooks")
-        groups = self._ensure([], "hooks", event)
+    def add(self, event: str, matcher: str | None, command: str) -> None:
+        groups = self._edits.ensure([], "hooks", event)
         group: dict[str, Any] = {"matcher": matcher} if matcher else {}
         group["hooks"] = [{"type": "command", "command": command, "timeout": _SECONDS}]
-        self.add(add_value(self.text, groups, group))
+        self._edits.add(add_value(self._edits.text, groups, group))
 
-    def remove_hooks(self, event: str, commands: Any) -> None:
+    def remove(self, event: str, commands: Any) -> None:
         """Remove all our hooks of an event, wherever they are, and groups that contain nothing else."""
         while (place := self._our_hook(event, commands)) is not None:
             groups, group, hooks, hook = place
-            self.emptied |= {"hooks", f"hooks.{event}"}
-            if len(list_items(self.text, hooks)) == 1:
-                self.add(remove_item(self.text, groups, group))
-            else:
-                self.add(remove_item(self.text, hooks, hook))
+            self._edits.emptied |= {("hooks",), ("hooks", event)}
+            text = self._edits.text
+            alone = len(list_items(text, hooks)) == 1
+            self._edits.add(remove_item(text, groups, group) if alone else remove_item(text, hooks, hook))
 
     def _our_hook(self, event: str, commands: Any) -> tuple[int, int, int, int] | None:
-        groups = self._inside("hooks", event)
+        text, groups = self._edits.text, self._edits.find("hooks", event)
         if groups is None:
             return None
-        for group, (_, _, start, end) in enumerate(list_items(self.text, groups)):
-            value = json.loads(self.text[start:end])
+        for group, (_, _, start, end) in enumerate(list_items(text, groups)):
+            value = json.loads(text[start:end])
             hooks = value.get("hooks") if isinstance(value, dict) else None
             for hook, each in enumerate(hooks if isinstance(hooks, list) else ()):
                 command = each.get("command") if isinstance(each, dict) else None
                 if isinstance(command, str) and (command in commands or _OURS.search(command)):
-                    inside = find_member(self.text, start, "hooks")
+                    inside = find_member(text, start, "hooks")
                     assert inside is not None
                     return groups, group, inside.start, hook
         return None
-
-    def remove_empty(self, created: Any) -> None:
-        """Remove the containers that attach created if they are empty, inner ones first."""
-        for path in sorted(created, key=lambda each: -each.count(".")):
-            *outer, name = path.split(".")
-            start = self._inside(*outer)
-            found = find_member(self.text, start, name) if start is not None else None
-            if start is not None and found and json.loads(self.text[found.start : found.end]) in ({}, []):
-                self.add(remove_item(self.text, start, name))

@@ -92,7 +92,7 @@ class CodexSettings:
             ours={"base_urls": [base_url]},
             # The provider's name is for a file that still contains the settings of an earlier version.
             before={KEY: own, "model_provider": config.get("model_provider")},
-            upstream=PreviousUpstream(prefix, own.rstrip("/")) if own and not _OUR_URL.fullmatch(own) else None,
+            upstreams=(PreviousUpstream(prefix, own.rstrip("/")),) if own and not _OUR_URL.fullmatch(own) else (),
             notes=notes,
         )
 
@@ -116,7 +116,7 @@ class CodexSettings:
             base_url=base_url,
             ours={"base_urls": [base_url]},
             before={"provider": chosen, "base_url": theirs},
-            upstream=PreviousUpstream(CODEX_BASE, theirs.rstrip("/")),
+            upstreams=(PreviousUpstream(CODEX_BASE, theirs.rstrip("/")),),
             notes=notes,
         )
 

@@ -45,6 +45,7 @@ def read_messages(decoded: DecodedExchange) -> Turn:
         dialect=DIALECT,
         kind=CallKind.COUNT_TOKENS if decoded.path.endswith("/count_tokens") else sender.facts.kind,
         session_id=sender.ids.session_id or "",
+        conversation_id=sender.ids.thread_id,
         history=[
             part
             for message in messages

@@ -206,10 +206,11 @@ class _MessageBuilder:
         usage_index = last if response.usage_index is None else response.usage_index
         request_id = _find_request_id(self._decoded)
         prompt = self._new_prompt() if any(seen.is_new for seen in parts.response) else {}
+        has_response_id = response.in_transcript and self._turn.facts.transcript_has_response_ids
         for index, seen in enumerate(parts.response):
             self.positions[seen.id] = seen.position
             columns = {"request_id": request_id, **prompt}
-            if response.in_transcript and response.api_id is not None:
+            if has_response_id and response.api_id is not None:
                 # As in an imported row.
                 columns["raw_frame"] = {"type": seen.part.provider_type, "message_id": response.api_id}
             if response.model is not None and "model" not in self._turn.columns:
