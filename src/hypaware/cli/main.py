@@ -58,7 +58,11 @@ TABLE = (
     "hyp",
     cls=RootGroup,
     table=TABLE,
-    examples=['hyp query sql "SELECT count(DISTINCT session_id) FROM ai_gateway_messages"', "hyp COMMAND --help"],
+    examples=[
+        "hyp setup",
+        'hyp query sql "SELECT count(DISTINCT session_id) FROM ai_gateway_messages"',
+        "hyp COMMAND --help",
+    ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="hyp", message="%(prog)s %(version)s")
