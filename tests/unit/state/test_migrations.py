@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +70,26 @@ def test_checkpoints_of_an_older_state_are_those_of_its_only_machine(
         with store.transaction() as connection:
             promote_checkpoints(connection, "f")
             assert load_checkpoints(connection, "claude", "d") == {"/a": mark, "/b": replace(mark, path="/b")}
+
+
+@pytest.mark.parametrize("applied", range(1, len(schema.MIGRATIONS)))
+def test_the_state_of_every_earlier_version_becomes_that_of_a_new_home(
+    applied: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(StateStore(tmp_path / "older.db")) as older, closing(StateStore(tmp_path / "new.db")) as new:
+        with monkeypatch.context() as earlier:
+            earlier.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:applied])
+            older.migrate()
+        older.migrate()
+        new.migrate()
+    assert list_columns(tmp_path / "older.db") == list_columns(tmp_path / "new.db")
+
+
+def list_columns(path: Path) -> set[tuple[Any, ...]]:
+    """Return the columns of all tables; added ones may be in another place."""
+    columns = 'SELECT t.name, c.name, c.type, c."notnull", c.dflt_value, c.pk'
+    with closing(sqlite3.connect(path)) as database:
+        return set(database.execute(f"{columns} FROM sqlite_master t, pragma_table_info(t.name) c"))
 
 
 def test_released_migrations_keep_their_names() -> None:
