@@ -18,9 +18,23 @@ from hypaware.clients.recorded_session import list_carried_parts
 from tests.support import claude_transcripts, codex_rollouts
 from tests.support.client_script import COMMAND, LAST_WORD, Script
 from tests.support.command import Hyp
+from tests.support.opencode_script import OPENCODE, opencode_user, speak
+from tests.support.ports import held_port
 from tests.support.raw_exchanges import MESSAGES
-from tests.support.real_clients import CLAUDE, CODEX, FREELY, Client, User, find_program, user_of
+from tests.support.real_clients import (
+    CLAUDE,
+    CODEX,
+    FREELY,
+    NOT_FOLLOWED,
+    Client,
+    User,
+    attach,
+    find_program,
+    running_daemon,
+    user_of,
+)
 from tests.support.restored_sessions import by_session, read_rows
+from tests.support.upstream_stub import ReceivedRequest, StubResponse
 
 pytestmark = pytest.mark.real_clients
 
@@ -28,7 +42,7 @@ PROMPT = "Say what the command says."
 NEXT_PROMPT = "Go on after the restore."
 OUTPUT = "words of the tool"
 CALLS = {CLAUDE.name: ["tool_use", "tool_result"], CODEX.name: ["function_call", "function_call_output"]}
-HISTORY = {CLAUDE.name: ".claude/projects", CODEX.name: ".codex/sessions"}
+HISTORY = {CLAUDE.name: ".claude/projects", CODEX.name: ".codex/sessions", OPENCODE.name: ".local/share/opencode"}
 
 
 @pytest.fixture
@@ -36,6 +50,12 @@ def hyp(tmp_path: Path) -> Iterator[Hyp]:
     hyp = Hyp(tmp_path / "hyp")
     yield hyp
     hyp.run("engine", "stop")
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with held_port() as found:
+        yield found
 
 
 def record(user: User, hyp: Hyp) -> str:
@@ -161,6 +181,41 @@ def test_every_sample_is_resumed_with_all_that_was_said(client: Client, tmp_path
             sent = resume(user, restore(user, hyp, session_id)["restored_session_id"])
             told = "".join(text for text in list_texts(sent) if text != "input_text")
             assert [part.text for part in parts if part.text.strip() not in told] == [], session_id
+
+
+@pytest.mark.parametrize("client", [CLAUDE, CODEX], ids=lambda client: client.name)
+def test_a_session_that_only_the_gateway_recorded_is_given_back(
+    client: Client, tmp_path: Path, hyp: Hyp, port: int
+) -> None:
+    follow_nothing = NOT_FOLLOWED.format(client=client.name)
+    with user_of(client, tmp_path, Script().answer) as user:
+        with running_daemon(user, port, follow_nothing):
+            attach(user)
+            assert LAST_WORD in user.says(*client.first)
+        shutil.rmtree(user.folder / HISTORY[client.name])
+        hyp.ok("flush")
+        ((session,),) = {tuple(row.values()) for row in hyp.query(f"SELECT DISTINCT session_id FROM {MESSAGES}")}
+
+        report = restore(user, hyp, str(session))
+        sent = resume(user, report["restored_session_id"])
+        assert describe(sent) == " | ".join((PROMPT, COMMAND, OUTPUT, LAST_WORD, NEXT_PROMPT))
+
+
+@pytest.mark.parametrize("target", [CLAUDE, CODEX], ids=lambda client: client.name)
+def test_a_session_of_opencode_is_continued(target: Client, tmp_path: Path, hyp: Hyp) -> None:
+    script = Script().answer
+
+    def answer(seen: ReceivedRequest) -> StubResponse:
+        return speak(seen) if str(seen.header("user-agent")).startswith("opencode/") else script(seen)
+
+    with opencode_user(tmp_path, answer) as user:
+        session = record(user, hyp)
+        other = replace(user, client=target, program=find_program(target.name))
+
+        report = restore(other, hyp, session, "--to", target.name)
+        assert report["carried_over"]
+        sent = resume(other, report["restored_session_id"])
+        assert describe(sent) == " | ".join((PROMPT, COMMAND, OUTPUT, LAST_WORD, NEXT_PROMPT))
 
 
 def list_texts(value: Any) -> Iterator[str]:

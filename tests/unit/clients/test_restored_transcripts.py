@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,6 +104,24 @@ def test_the_transcript_of_every_sample_gives_its_rows_again(client: str, tmp_pa
             if losses["image"] and different.get("content_text") == (None, IMAGE_NOTE):
                 del different["content_text"]
             assert different.keys() <= EXPECTED_DIFFERENCES[client], different
+
+
+def test_a_thread_of_codex_gets_its_name_back_whenever_its_recording_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client remembers the path of a thread, and does not resume one whose file has another name."""
+    rows = read_samples("codex", tmp_path / "samples")
+    later = {key: {**row, "conversation_started_at": "2026-11-16T09:00:00.000Z"} for key, row in rows.items()}
+    with monkeypatch.context() as clock:
+        clock.setenv("TZ", "UTC")
+        time.tzset()
+        names = {
+            file.path.relative_to(tmp_path).as_posix()
+            for session in by_session(later).values()
+            for file in WRITERS["codex"][0].restore(session, {"HOME": str(tmp_path)}).files
+        }
+    time.tzset()
+    assert names == {f".codex/sessions/2026/11/15/{name}" for name in codex_rollouts.sample_names()}
 
 
 @pytest.mark.parametrize("source", [*WRITERS, *OTHERS])

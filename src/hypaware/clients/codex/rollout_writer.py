@@ -20,9 +20,10 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import orjson
 
@@ -122,8 +123,16 @@ def _main_thread(session: RecordedSession) -> str:
 
 
 def _place(thread: str, started_at: str, environment: Environment) -> Path:
-    # The client names files by its local time.
-    local = datetime.fromisoformat(started_at).astimezone()
+    """Return the path that the client gave the thread: it remembers paths, and does not look for a file elsewhere.
+
+    The name has the local time at which the thread was created. An id of version 7 holds that time; the first recorded
+    message may be later.
+    """
+    identity = UUID(thread)
+    created = datetime.fromisoformat(started_at)
+    if identity.version == 7:
+        created = datetime.fromtimestamp((identity.int >> 80) / 1000, UTC)
+    local = created.astimezone()
     sessions = history.CodexHistory().folders(environment)[0]
     return sessions / f"{local:%Y/%m/%d}" / f"rollout-{local:%Y-%m-%dT%H-%M-%S}-{thread}.jsonl"
 
