@@ -138,6 +138,7 @@ def detach(name: str | None, dry_run: bool) -> None:
 
 @client.command("status", examples=["hyp client status", "hyp client status claude --json"])
 @click.argument("name", required=False)
+@click.option("--dry-run", is_flag=True, expose_value=False, help="Change nothing, as without it.")
 @json_option
 def status(name: str | None) -> None:
     """Show whether NAME, or each client, is attached.

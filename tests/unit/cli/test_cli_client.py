@@ -310,3 +310,7 @@ def test_terminal_escapes_in_a_settings_file_are_escaped(hyp: Hyp, home: Home, u
     )
     shown = "".join(hyp("client", "status")[1:]) + "".join(hyp("client", "attach", "claude", "--dry-run")[1:])
     assert "\x1b" not in shown
+
+
+def test_status_takes_the_dry_run_of_attach_and_detach(hyp: Hyp, user: Path) -> None:
+    assert hyp("client", "status", "--dry-run", "--json") == hyp("client", "status", "--json")
