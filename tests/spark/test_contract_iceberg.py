@@ -62,7 +62,11 @@ def _run_beside_jvm(session: EngineSession) -> Callable[..., bool]:
             gc.freeze()
             work()
 
-        return fault_injection.run_in_child(in_child, crash_at)
+        survived = fault_injection.run_in_child(in_child, crash_at)
+        # As the next engine does with what a killed one leaves.
+        for path in Path(str(session.jvm.java.lang.System.getProperty("java.io.tmpdir"))).glob("part-*"):
+            path.unlink()
+        return survived
 
     return run
 

@@ -53,6 +53,8 @@ CHOSEN = (
     "maintain.purge.after-commit",
     "maintain.purge.after-forget",
     "maintain.purge.before-finish",
+    "maintain.purge.before-done",
+    "maintain.purge.after-done",
 )
 KILLS = POINTS if "HYP_SOAK" in os.environ else CHOSEN
 

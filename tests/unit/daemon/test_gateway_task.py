@@ -19,6 +19,7 @@ from hypaware.clients import attach as clients_attach
 from hypaware.clients import session_hook
 from hypaware.clients.attach import AttachRecord, PreviousUpstream
 from hypaware.gateway import handover
+from hypaware.gateway.routes import list_presets
 from hypaware.home import Home, daemon_process, locks
 from hypaware.home.session_context import session_columns
 from hypaware.spool.reader import read_spooled_rows
@@ -306,7 +307,7 @@ def test_routes_change_during_an_open_stream(daemon: DaemonHome, stub: UpstreamS
 def test_gateway_does_not_listen_without_a_client(daemon: DaemonHome, free_port: FreePort) -> None:
     port = free_port()
     text = f'version = 1\n[gateway]\nlisten = "127.0.0.1:{port}"\n'
-    off = "[clients.claude]\nenabled = false\n[clients.codex]\nenabled = false\n"
+    off = "".join(f"[clients.{name}]\nenabled = false\n" for name in list_presets())
     daemon.home.root.mkdir(exist_ok=True)
     write_config(daemon.home, text + off)
     with daemon.running() as running:

@@ -12,9 +12,13 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
+from hypaware.config.shared_lake import LAKE_NAME
 from hypaware.engine import launcher
 from hypaware.engine.jvm import java_install_command
 from hypaware.gateway import attach_status, handover
@@ -23,12 +27,15 @@ from hypaware.lake import tombstones
 from hypaware.lake.tombstones import Tombstone
 from hypaware.privacy import folder_memory, ignored_sessions
 from hypaware.privacy.policy import PrivacyPolicy
-from hypaware.state import flushes, streams
+from hypaware.state import flushes, lake_lease, streams
 from hypaware.status import diagnostics, home_health
 from hypaware.status.diagnostics import call_with_timeout
+from hypaware.status.processes import inspect_engine
 from tests.support.delivery_home import DeliveryHome, key
 from tests.support.foreign_rows import add_foreign_rows, mark_delete_files
 from tests.support.light_home import append
+from tests.support.ports import FreePort
+from tests.support.postgres_server import PASSWORD, USER, PostgresServer
 from tests.support.retention_cases import RetentionSite
 from tests.support.rows import DATASET, rows
 from tests.support.status_home import SETTINGS, StatusHome, answering
@@ -533,6 +540,48 @@ def test_engine_that_is_not_installed_or_does_not_answer_is_reported(
         monkeypatch.setattr(diagnostics, "TIMEOUT_SECONDS", 0.5)
         assert bare.diagnostic("engine_not_answering").repair == ("hyp engine stop",)
     launcher.remove_socket(bare.home)
+
+
+_SHARED_LAKE = """
+[lake]
+catalog = {{ type = "jdbc", uri = "{uri}", user = "{user}", password_env = "STATUS_TEST_PASSWORD" }}
+state = {{ uri = "{uri}", user = "{user}", password_env = "STATUS_TEST_PASSWORD" }}
+warehouse = "s3://bucket/lake"
+"""
+
+
+def test_a_database_of_a_shared_lake_that_does_not_answer_is_reported(
+    at: StatusHome, free_port: FreePort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATUS_TEST_PASSWORD", PASSWORD)
+    at.write_config(_SHARED_LAKE.format(uri=f"postgresql://127.0.0.1:{free_port()}/postgres", user=USER))
+    (found,) = inspect_engine(at.home, at.cache, at.environment).diagnostics
+    assert (found.kind, found.severity) == ("lake_unavailable", "warning")
+    assert "who has the shared lake is unknown" in found.message
+
+
+def test_another_machine_that_has_the_shared_lake_is_reported(
+    at: StatusHome, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATUS_TEST_PASSWORD", PASSWORD)
+    postgres.execute("CREATE DATABASE status_lake")
+    address = f"127.0.0.1:{postgres.port}/status_lake"
+    at.write_config(_SHARED_LAKE.format(uri=f"postgresql://{address}", user=USER))
+    assert inspect_engine(at.home, at.cache, at.environment).diagnostics == (), "no engine has used the lake yet"
+    with closing(psycopg.connect(f"postgresql://{address}", user=USER, password=PASSWORD, autocommit=True)) as other:
+
+        def run(sql: str) -> list[tuple[Any, ...]]:
+            cursor = other.execute(sql)
+            return cursor.fetchall() if cursor.description else []
+
+        SqlCatalog("hyp", uri=postgres.whole_uri_of("status_lake"), warehouse="s3://bucket/lake")  # creates its tables
+        lake_lease.install_fence(run)
+        assert lake_lease.try_acquire(run, LAKE_NAME, "elsewhere-7", 3600.0)
+        status = inspect_engine(at.home, at.cache, at.environment)
+        (found,) = status.diagnostics
+        assert (found.kind, found.severity) == ("lake_in_use", "info")
+        assert "process 7 of elsewhere" in found.message
+        assert status.facts["lake_holder"]["owner"] == "elsewhere-7"
 
 
 def test_missing_java_is_reported(at: StatusHome) -> None:
