@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hypaware.errors import HypError
-from hypaware.index.filters import Filters, filter_sessions, project_of, read_names, to_text
+from hypaware.index.filters import Filters, explain_no_match, filter_sessions, project_of, read_names, to_text
 from hypaware.index.prices import Cost, LongTokens, PriceTable, TokenCounts
 from hypaware.index.session_order import order_sessions
 from hypaware.state.titles import read_titles
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from hypaware.index.store import Index
 
-_MAX_SHOWN = 5
+_MAX_SHOWN = 10
+_MAX_TITLE = 60
 _NEAR_IDS = 500
 _SHORT_ID = 8
 _TOKENS = ", ".join(TokenCounts._fields)
@@ -241,9 +242,27 @@ def find_session(index: Index, given: str) -> int:
         else:
             message = f"the given id of a session is empty.{'' if near else name_nearest(given, near)}"
         raise HypError(message, kind="unknown_session", repair="hyp sessions")
-    listed = ", ".join(map(escape_cell, matches[:_MAX_SHOWN]))
-    more = f" and {len(matches) - _MAX_SHOWN} more" if len(matches) > _MAX_SHOWN else ""
-    raise HypError(f"{shown} is the start of several sessions: {listed}{more}", kind="ambiguous_session")
+    raise HypError(
+        f"{shown} is the start of several sessions:{_list_titles(index, matches)}",
+        kind="ambiguous_session",
+    )
+
+
+def _list_titles(index: Index, session_ids: Sequence[str]) -> str:
+    """Return a line for each of these sessions, newest first, with its title."""
+    newest = """SELECT session_id FROM sessions WHERE session_id IN (SELECT value FROM json_each(?))
+        GROUP BY session_id ORDER BY max(ended_at) DESC"""
+    ordered = [each for (each,) in index.connection.execute(newest, (json.dumps(session_ids),))]
+    shown = ordered[:_MAX_SHOWN]
+    titles = read_shown_titles(index, shown)
+    lines = [f"\n  {escape_cell(each)}  {_shorten(escape_cell(titles.get(each) or '-'))}" for each in shown]
+    if len(ordered) > len(shown):
+        lines.append(f"\n  and {len(ordered) - len(shown):,} more")
+    return "".join(lines)
+
+
+def _shorten(title: str) -> str:
+    return title if len(title) <= _MAX_TITLE else f"{title[: _MAX_TITLE - 1]}…"
 
 
 def list_ids(connection: Connection, given: str) -> list[str]:
@@ -284,13 +303,17 @@ def read_shown_titles(index: Index, session_ids: Sequence[str]) -> dict[str, str
 
 
 def find_last_session(index: Index, filters: Filters | None = None) -> int:
-    """Return the number of the newest session. Raise HypError if there is none."""
-    condition, values = filter_sessions(index.connection, filters or Filters())
+    """Return the number of the newest session that matches. Raise HypError if there is none, with the reason."""
+    filters = filters or Filters()
+    condition, values = filter_sessions(index.connection, filters)
     statement = f"SELECT s.id FROM sessions s WHERE {condition} ORDER BY s.ended_at DESC, s.id DESC LIMIT 1"
     found = index.connection.execute(statement, values).fetchone()
-    if found is None:
-        raise HypError("no session is recorded yet", kind="unknown_session", repair="hyp backfill")
-    return int(found[0])
+    if found is not None:
+        return int(found[0])
+    if index.connection.execute("SELECT 1 FROM sessions LIMIT 1").fetchone():
+        reason = explain_no_match(index.connection, filters) or "no recorded session matches all of the filters"
+        raise HypError(reason, kind="unknown_session", repair="hyp sessions")
+    raise HypError("no session is recorded yet", kind="unknown_session", repair="hyp backfill")
 
 
 def list_near_ids(connection: Connection, given: str) -> list[str]:

@@ -250,7 +250,9 @@ def user_name(context: PageContext, session: Mapping[str, Any]) -> str:
 
 def show_missing(context: PageContext, request: web.Request, error: SessionNotFound) -> web.Response:
     shown, left = error.matches[:_MAX_SHOWN], max(0, len(error.matches) - _MAX_SHOWN)
-    values = {"message": error.message, "matches": shown, "left": left, "nearest": error.nearest}
+    # The message lists the matches on lines of its own; here they are links.
+    message, *_ = error.message.splitlines()
+    values = {"message": message, "matches": shown, "left": left, "nearest": error.nearest}
     return context.render(request, "session_missing.html", values, status=404)
 
 

@@ -134,9 +134,11 @@ def test_a_file_that_cannot_be_written_is_left_alone(hyp: Run, recorded: Home, t
         ((FIRST, "--project", "web"), 2, "need --last"),
         ((FIRST, "--follow", "-o", "x.html"), 2, "--follow"),
         ((FIRST, "--follow", "--format", "html"), 2, "--follow"),
-        (("0dc91b82",), 1, f"is the start of several sessions: {FIRST}, {SECOND}"),
+        (("0dc91b82",), 1, f"\n  {FIRST}  "),
+        (("0dc91b82",), 1, f"\n  {SECOND}  "),
         (("0dc91b83",), 1, f"Did you mean {FIRST}?"),
-        (("--last", "--client", "codex"), 1, "no session"),
+        (("--last", "--client", "codex"), 1, "no recorded session has the client codex. Known: claude."),
+        (("--last", "--since", "2030-01-01"), 1, "no recorded session matches all of the filters"),
     ],
 )
 def test_a_wrong_call_is_explained(hyp: Run, recorded: Home, args: tuple[str, ...], code: int, message: str) -> None:

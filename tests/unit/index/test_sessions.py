@@ -128,7 +128,7 @@ def test_an_ambiguous_prefix_lists_the_matches(tmp_path: Path) -> None:
         find_session(index, "0dc9")
 
     assert raised.value.kind == "ambiguous_session"
-    assert raised.value.message == f"0dc9 is the start of several sessions: {FIRST}, {SECOND}"
+    assert raised.value.message == (f"0dc9 is the start of several sessions:\n  {SECOND}  -\n  {FIRST}  Add a cart.")
 
 
 @pytest.mark.parametrize(
