@@ -42,6 +42,7 @@ class SearchIndex:
             self.connection.execute(statement)
         self.progress: float | None = None
         self.hides_sessions = False
+        self.holds_text = True
         self._seqs = count(1)
         self._blocks = count(1)
         self.parts: dict[int, SamplePart] = {}

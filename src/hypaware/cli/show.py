@@ -98,6 +98,7 @@ def show(
         raise UsageError("--follow prints as text, or with --json as JSON lines, and not to a file")
     with _open_for_watching() if follow else open_for_reading() as index:
         number = _find(index, session, filters)
+        _note_missing_text(index)
         redaction = _load_redaction(index) if redact else None
         if follow:
             _follow_session(index, number, filters, redaction, full=full, thinking=thinking)
@@ -157,12 +158,18 @@ def tail(session: str | None, parts: int, redact: bool, thinking: bool, full: bo
 
     with _open_for_watching() as index:
         number = None if session is None else find_session(index, session)
+        _note_missing_text(index)
         redaction = _load_redaction(index) if redact else None
         arrivals = Arrivals(index, session=number, filters=filters)
         style = _style(filters.timezone, full=full, thinking=thinking)
         watcher = _Watcher(style, redaction, names_sessions=number is None)
         watcher.show(arrivals.read_last(parts) if parts else [])
         _watch(arrivals, watcher)
+
+
+def _note_missing_text(index: Index) -> None:
+    if not index.holds_text:
+        output.note("the index holds no text, because index.text is false in the config")
 
 
 def _open_for_watching() -> Index:

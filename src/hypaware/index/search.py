@@ -202,7 +202,7 @@ def explain_unknown_name(index: Index, kind: str, name: str) -> str | None:
 
 def check_text(index: Index) -> None:
     """Raise HypError if the index holds no text."""
-    if index.connection.execute("SELECT 1 FROM meta WHERE key = 'text' AND value = 0").fetchone():
+    if not index.holds_text:
         raise HypError(
             "the index holds no text, because index.text is false in the config, so nothing can be searched",
             kind="no_text",

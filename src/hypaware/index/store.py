@@ -67,6 +67,8 @@ class Index:
     """Another one after the index was built again: its numbers of sessions and messages then mean something else."""
     progress: float | None
     """The part of the lake's rows that is indexed while the index is being built, otherwise None."""
+    holds_text: bool
+    """Whether the index holds text: `index.text` was true when it was built."""
     hides_sessions: bool
     """Whether the full text holds words of sessions that are hidden."""
 
@@ -117,6 +119,7 @@ class Index:
                 raise sqlite3.DatabaseError("it is not an index of this version")
             self.id = schema.read_meta(connection, "id")
             self.progress = schema.progress_of(connection)
+            self.holds_text = schema.read_meta(connection, "text") != 0
             connection.create_function("machines_of", 1, self._list_machines, deterministic=True)
             hidden = self._find_hidden(connection) if self._find_hidden else ()
             self.hides_sessions = bool(hidden)

@@ -53,6 +53,16 @@ def test_a_session_is_shown_by_the_beginning_of_its_id(hyp: Run, recorded: Home)
     assert out.endswith(f"resume: cd /home/dev/web && claude --resume {FIRST}\n")
 
 
+def test_an_index_without_text_is_the_reason_for_empty_messages(hyp: Run, recorded: Home) -> None:
+    (recorded.root / "config.toml").write_text("version = 1\n[index]\ntext = false\n")
+
+    code, out, err = hyp("show", SECOND, "--timezone", "UTC")
+
+    assert (code, err) == (0, "the index holds no text, because index.text is false in the config\n")
+    assert "› You  2026-11-15 08:00:00\n" in out
+    assert "Another one" not in out
+
+
 def test_the_newest_session_is_the_last_one(hyp: Run, recorded: Home) -> None:
     assert "Another one" in hyp("show", "--last")[1]
     assert "make test" in hyp("show", "--last", "--until", "2026-11-14")[1]

@@ -435,7 +435,7 @@ def test_an_empty_index_has_no_hits() -> None:
 
 def test_without_text_the_error_names_the_setting() -> None:
     with opened([]) as index:
-        index.connection.execute("INSERT INTO meta VALUES ('text', 0)")
+        index.holds_text = False
         for call in (search, find_sessions):
             with pytest.raises(HypError, match=r"index\.text is false") as refused:
                 call(index, "fox")  # type: ignore[arg-type]
