@@ -1,8 +1,8 @@
 """A connection to a server that breaks after a request was sent and before its answer arrives.
 
-    with lost_answers(server.port) as network:
-        ...                                   # clients connect to network.port
-        network.lose_answer_to(b"COMMIT")     # the next such request is done, and its answer is lost
+with lost_answers(server.port) as network:
+    ...                                   # clients connect to network.port
+    network.lose_answer_to(b"COMMIT")     # the next such request is done, and its answer is lost
 """
 
 from __future__ import annotations

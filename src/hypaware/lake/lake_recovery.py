@@ -7,7 +7,7 @@ from collections.abc import Collection
 from contextlib import closing, nullcontext
 
 from hypaware.engine.jobs import JobContext
-from hypaware.errors import LakeError
+from hypaware.errors import LakeError, Retryable
 from hypaware.home.identity import Identity
 from hypaware.iceberg import commit_times, fsync, metadata
 from hypaware.iceberg.metadata import INCARNATION_PROPERTY
@@ -18,11 +18,15 @@ from hypaware.lake.spark_table import SparkLake, SparkTable
 from hypaware.lake.table import commit_lock
 from hypaware.model import datasets
 from hypaware.state import flushes, recovery
-from hypaware.state.home_opener import catch_up, open_home
+from hypaware.state.home_opener import catch_up, open_home, take_shared_mirror
 
 
 def recover_lake(context: JobContext) -> None:
     """Repair the lake after its lock was acquired: damage by a power cut, an outdated state, interrupted flushes."""
+    try:
+        take_shared_mirror(context.home)
+    except OSError as error:
+        raise Retryable(f"lake.warehouse: {error}", kind="warehouse_unavailable") from error
     opened = open_home(context.home)
     if opened.rebuilt:
         context.note(opened.rebuilt)

@@ -16,7 +16,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from hypaware.home.identity import HomeLocation, Identity
 from hypaware.state import flushes, streams
 from hypaware.state.inherited_segments import record_inherited
 from hypaware.state.location import has_state, open_store
-from hypaware.state.mirror import Mirror, mark_unknown, read_mirror, write_mirror
+from hypaware.state.mirror import Mirror, mark_unknown, read_mirror, shared_mirror, write_mirror
 from hypaware.state.streams import Stream
 
 if TYPE_CHECKING:
@@ -157,6 +157,24 @@ def _open_shared(home: Home, store: StateStore) -> OpenHome:
                 home.keys.with_name(home.keys.name + suffix).unlink(missing_ok=True)
         write_mirror(home.mirror, store)
     return OpenHome(home, store, known)
+
+
+def take_shared_mirror(home: Home) -> None:
+    """Take over the mirror in the bucket of a shared lake if the state is older than it. Call before `open_home`.
+
+    Then the database was restored from an earlier copy, and this machine may not have seen the later one.
+    """
+    from hypaware.state.store import load_identity
+
+    if (shared := shared_mirror(home)) is None or (held := read_mirror(shared)) is None:
+        return
+    with closing(open_store(home)) as store:
+        store.migrate()
+        with store.reading() as connection:
+            if (known := load_identity(connection)) is None or known.gateway_id != held.identity.gateway_id:
+                return
+        if _check_stale(home, store, held)[1] is not None:
+            durable_files.write_atomic(home.mirror, shared.read_bytes())
 
 
 def _reject_shared_mirror(home: Home) -> None:

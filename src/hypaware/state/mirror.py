@@ -9,6 +9,9 @@ The mirror is written after an intent and before the first byte of its chunks is
 which increases with every intent, so a state with a lower step is older than the mirror. Chunks that were acknowledged
 since then are sent again under the same ids, or the destination is asked for them.
 
+A shared lake has a second mirror in its bucket (`shared_mirror`). The mirror of a home shows a database that was
+restored from an earlier copy only to a machine that has seen a later one; the other shows it to every machine.
+
 Producers read the mirror, so importing this module does not import the database.
 """
 
@@ -21,9 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypaware import faults
-from hypaware.home import durable_files
+from hypaware.config.shared_lake import find_shared_lake
+from hypaware.home import Home, durable_files
 from hypaware.home.identity import Identity, parse_identity
 from hypaware.home.locks import locked
+from hypaware.home.storage import ObjectPath, write_object
 from hypaware.state import dead_letters, flushes, inherited_segments, streams
 from hypaware.state.dead_letters import DeadLetter
 from hypaware.state.streams import Intent, PlannedChunk, Stream, key_of
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 
 MIRROR_VERSION = 1
 GATEWAY_FILE = "gateway.id"
+_SHARED_MIRROR = "_hypaware/state.mirror.json"
 _before_write = faults.crash_point(
     "state.mirror.before-write", "the state is committed and its mirror is one step behind"
 )
@@ -85,9 +91,18 @@ def write_mirror(path: Path, store: StateStore) -> None:
         gateway_file = path.with_name(GATEWAY_FILE)
         if identity and not gateway_file.exists():
             durable_files.write_atomic(gateway_file, identity.gateway_id.encode())
+        content = json.dumps(body, indent=1).encode()
         _before_write()
-        durable_files.write_atomic(path, json.dumps(body, indent=1).encode())
+        durable_files.write_atomic(path, content)
+        if identity and identity.is_shared and (shared := shared_mirror(Home(path.parent))):
+            write_object(shared, content)
         _after_write()
+
+
+def shared_mirror(home: Home) -> ObjectPath | None:
+    """Return the mirror in the bucket of a shared lake, or None if the lake is embedded."""
+    shared = find_shared_lake(home)
+    return None if shared is None else shared.root / _SHARED_MIRROR
 
 
 def read_deliveries(connection: Connection) -> dict[str, Any]:
