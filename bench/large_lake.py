@@ -1,4 +1,5 @@
-"""Make a large lake quickly: `python -m bench.large_lake HOME ROWS`, for a home that has none yet.
+"""Make a large lake quickly: `python -m bench.large_lake HOME ROWS`, for a home or a shared lake
+that is new.
 
 Spark makes the rows itself and appends them, 25 days at a time, so no spool and no flush takes its time. They are
 small (200 bytes), of two sources in turn, 20,000 a day: a larger lake has more files, as it would have for its user. At
@@ -39,6 +40,7 @@ def main(home: Home, rows: int) -> None:
     opened = open_home(home)
     session = open_session(home)
     try:
+        session.own_lake(lambda _seconds, _holder: None)
         with closing(opened.store) as store:
             made = SparkLake(home, session.spark, opened.identity, lambda: None).table(datasets.get(DATASET))
             table = schema.full_table_name(DATASET)
