@@ -44,11 +44,14 @@ def gemini(data: bytes) -> Totals:
             if kind == "tool_result":
                 results.add(part["functionResponse"]["id"])
             elif each["type"] == "gemini":
-                parts["assistant", kind] += 1
+                parts["assistant", kind] += part["text"] != ""
             else:
                 parts["system" if part["text"].startswith("<session_context>") else "user", kind] += 1
         parts["assistant", "reasoning"] += len(each.get("thoughts", []))
-        parts["assistant", "tool_call"] += len(each.get("toolCalls", []))
+        calls = each.get("toolCalls", [])
+        parts["assistant", "tool_call"] += len(calls)
+        # A call that ends a subagent has its result only there.
+        results |= {call["id"] for call in calls if "result" in call}
         if used := each.get("tokens"):
             tokens["input_tokens"] += used["input"] - used["cached"]
             tokens["output_tokens"] += used["total"] - used["input"]
@@ -79,7 +82,7 @@ def copilot(data: bytes) -> Totals:
             tokens["input_tokens"] += used["inputTokens"] - used["cacheReadTokens"]
             tokens["output_tokens"] += used["outputTokens"]
             tokens["cache_read_tokens"] += used["cacheReadTokens"]
-            tokens["reasoning_tokens"] += used["reasoningTokens"]
+            tokens["reasoning_tokens"] += used.get("reasoningTokens", 0)
             tokens["total_tokens"] += used["inputTokens"] + used["outputTokens"]
     return +parts, tokens
 

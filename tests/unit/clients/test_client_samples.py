@@ -26,17 +26,24 @@ CLIENTS: list[tuple[Provider, str, Oracle]] = [
 SAMPLES = [
     pytest.param(provider, path, oracle, id=f"{name}-{path.stem[:36]}")
     for provider, name, oracle in CLIENTS
-    for path in sorted((FIXTURES / name).glob("*/*.jsonl"))
+    for path in sorted((FIXTURES / name).rglob("*.jsonl"))
 ]
+AGENTS = {"copilot": "call_3", "gemini": "5b685ad6-396f-4e4d-91ca-5abd2901653f", "qwen": "general-purpose-call_17"}
+"""The subagents in the samples: the call that started one, the name of its file, or the client's id."""
 
 
 def copy_sample(folder: Path, sample: Path) -> Path:
     """Put a sample where its client keeps sessions."""
-    path = folder / "chats" / sample.name
-    if "copilot" in sample.parts:
-        path = folder / "session-state" / sample.stem / "events.jsonl"
-    path.parent.mkdir(parents=True)
+    client, _, *inner = sample.relative_to(FIXTURES).parts
+    if client == "copilot":
+        inner = ["session-state", sample.stem, "events.jsonl"]
+    elif inner[0] != "subagents":
+        inner = ["chats", *inner]
+    path = folder.joinpath(*inner)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(sample.read_bytes())
+    if (meta := sample.with_suffix(".meta.json")).exists():
+        path.with_suffix(".meta.json").write_bytes(meta.read_bytes())
     return path
 
 
@@ -101,3 +108,24 @@ def test_results_name_their_tool_and_models_and_versions_are_recorded(
     results = {row["tool_result_for"]: row["tool_name"] for row in rows if row["part_type"] == "tool_result"}
     assert results == calls
     assert all(row.get("model") for row in rows if row["role"] == "assistant" and row["part_type"] != "error")
+
+
+@pytest.mark.parametrize(("provider", "name"), [pytest.param(provider, name, id=name) for provider, name, _ in CLIENTS])
+def test_what_a_subagent_did_is_in_its_session_and_told_from_what_the_user_said(
+    tmp_path: Path, provider: Provider, name: str
+) -> None:
+    rows = [
+        row
+        for sample in (FIXTURES / name).rglob("*.jsonl")
+        for row in rows_of(provider, copy_sample(tmp_path, sample))[0]
+    ]
+    (session,) = {row["session_id"] for row in rows if row.get("content_text") == "Let a subagent do it."}
+    said = [row for row in rows if row["session_id"] == session]
+    its = [row for row in said if row.get("is_sidechain")]
+
+    assert {row["agent_id"] for row in its} == {AGENTS[name]}
+    assert "Do it" in next(row["content_text"] for row in its if row["role"] == "user")
+    assert next(row["tool_name"] for row in its if row["part_type"] == "tool_call") in ("bash", "run_shell_command")
+    prompts = [row["content_text"] for row in said if row["role"] == "user" and not row.get("is_sidechain")]
+    assert [text for text in prompts if not text.startswith("<task-notification>")][-1:] == ["Let a subagent do it."]
+    assert not [row for row in said if row not in its and row.get("agent_id")]

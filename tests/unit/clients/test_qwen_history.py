@@ -117,3 +117,16 @@ def test_reasoning_that_is_not_part_of_the_output_is_added_to_it(tmp_path: Path)
     rows, _, _ = read(tmp_path, line("a", "assistant", message={"parts": [{"text": "x"}]}, usageMetadata=counts))
 
     assert rows[0]["attributes"]["usage"]["output_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("meta", "model"),
+    [(b'{"model": "qwen3-max"}', "qwen3-max"), (b'{"model": 1}', None), (b'{"mod', None), (b"[]", None)],
+)
+def test_the_model_of_a_subagent_is_in_the_file_next_to_its_own(tmp_path: Path, meta: bytes, model: str | None) -> None:
+    path = tmp_path / "subagents/s1/agent-a.jsonl"
+    path.parent.mkdir(parents=True)
+    path.with_suffix(".meta.json").write_bytes(meta)
+    answer = line("a1", "assistant", "u1", message={"role": "model", "parts": [{"text": "Done."}]}, agentId="a")
+    path.write_text("".join(json.dumps(each) + "\n" for each in (says("u1", "Do it."), answer)))
+    assert [row.get("model") for row in rows_of(PROVIDER, path)[0]] == [None, model]

@@ -11,13 +11,13 @@ Files are `<COPILOT_HOME or ~/.copilot>/session-state/<session>/events.jsonl`, i
 
 `session.start` and `session.resume` hold folder, branch and version. `session.usage_record` holds the token counts of a
 call and precedes the message of the same `apiCallId`, which carries them. Lines are appended and never change, so no
-message is held back. A message of a subagent names the call that started it (`parentToolCallId`).
+message is held back. Each line of a subagent has its id (`agentId`), and `subagent.started` the call that started it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,8 @@ _BOOKKEEPING = frozenset(
     [
         *("assistant.turn_start", "assistant.turn_end", "tool.execution_start", "session.shutdown", _USAGE, *_STARTS),
         *("session.model_change", "session.info", "session.warning", "session.truncation", "hook.start", "hook.end"),
-        *("session.compaction_start", "session.compaction_complete", "subagent.started", "subagent.completed", "abort"),
+        *("session.compaction_start", "session.compaction_complete", "abort"),
+        *("subagent.started", "subagent.configured", "subagent.completed", "subagent.failed"),
     ]
 )
 _MAX_COUNT = 2**53
@@ -103,6 +104,8 @@ class _Session:
     messages: list[tuple[SourceLine, bool, dict[str, int] | None]] = field(default_factory=list)
     """(line, whether it makes rows now, its token counts)"""
     links: dict[str, str | None] = field(default_factory=dict)
+    calls: dict[str, str | None] = field(default_factory=dict)
+    """The call that started each subagent, by the id of the subagent."""
     _usage: dict[str, dict[str, int] | None] = field(default_factory=dict)
 
     def add(self, line: SourceLine, value: Data, reader: SourceReader) -> None:
@@ -117,6 +120,8 @@ class _Session:
             self.links[event] = text_or_none(value.get("parentId"))
         if isinstance(data, dict):
             self._add_facts(kind, data)
+            if kind == "subagent.started" and (agent := text_or_none(value.get("agentId"))):
+                self.calls[agent] = text_or_none(data.get("toolCallId"))
         if new:
             known = isinstance(kind, str) and kind in _BOOKKEEPING
             no_data = isinstance(kind, str) and kind in _ROLES
@@ -152,13 +157,14 @@ def _build_exchange(name: str, session: _Session, reader: SourceReader) -> Excha
             "repo_root": text_or_none(context.get("gitRoot")) or repository.repo_root,
         },
         links=session.links,
-        messages=(_build_message(line.value, fresh, usage) for line, fresh, usage in session.messages),
+        messages=(_build_message(line.value, session.calls, fresh, usage) for line, fresh, usage in session.messages),
     )
 
 
-def _build_message(value: Data, fresh: bool, usage: dict[str, int] | None) -> Message:
-    kind, data = value["type"], value["data"]
-    call = text_or_none(data.get("parentToolCallId"))
+def _build_message(value: Data, calls: Mapping[str, str | None], fresh: bool, usage: dict[str, int] | None) -> Message:
+    kind, data, agent = value["type"], value["data"], text_or_none(value.get("agentId"))
+    # The prompts of a subagent name only the subagent itself.
+    call = text_or_none(data.get("parentToolCallId")) or calls.get(agent or "") or agent
     is_error = kind == "session.error"
     attachments = data.get("attachments")
     return Message(

@@ -9,6 +9,8 @@ Files are `<QWEN_RUNTIME_DIR or QWEN_HOME or ~/.qwen>/projects/<folder>/chats/<s
 of type user, assistant, tool_result or system. Lines are appended and never change, so no message is held back. A
 system line that reports an API error makes a row; the others make none, their links lead to the message before them,
 and one of them holds the title. A branch of a session copies lines with their uuid, and the key index keeps the first.
+
+Lines of a subagent name no model. `<its file without .jsonl>.meta.json` does, in versions that write it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from hypaware.clients import git, session_files
 from hypaware.clients.client import Environment, ImportItem, Provenance, ProviderEvent, Source
 from hypaware.clients.google_parts import to_blocks, to_usage
 from hypaware.clients.reader import SourceLine, SourceReader, SourceSnapshot, text_or_none, unknown_type_reason
+from hypaware.home.durable_files import open_regular_file
+from hypaware.model import canonical
 from hypaware.model.expand import Exchange, Message
 from hypaware.model.sanitize import to_utc_text
 from hypaware.state.titles import MAX_RAW_LENGTH, SessionTitle
@@ -36,6 +40,7 @@ _USAGE = {
     "tool": "toolUsePromptTokenCount",
     "total": "totalTokenCount",
 }
+_MAX_META_BYTES = 1 << 20
 
 
 class QwenHistory:
@@ -88,7 +93,23 @@ def runtime_folder(environment: Environment) -> Path:
 
 def _is_session(path: Path) -> bool:
     """The path of a session's file: in `chats`, or below `subagents`."""
-    return path.suffix == ".jsonl" and (path.parent.name == "chats" or path.parent.parent.name == "subagents")
+    return path.suffix == ".jsonl" and (path.parent.name == "chats" or _is_subagent(path))
+
+
+def _is_subagent(path: Path) -> bool:
+    return path.parent.parent.name == "subagents"
+
+
+def _read_model(path: Path) -> str | None:
+    """Return the model of a subagent, by the file next to its own."""
+    if not _is_subagent(path):
+        return None
+    try:
+        with open_regular_file(path.with_suffix(".meta.json")) as file:
+            found = canonical.loads(file.read(_MAX_META_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return text_or_none(found.get("model")) if isinstance(found, dict) else None
 
 
 @dataclass
@@ -151,6 +172,7 @@ def _skip_reason(value: dict[str, Any], skipped: Counter[str]) -> str:
 def _build_exchange(session: _Session, reader: SourceReader) -> Exchange:
     source: SourceSnapshot = reader.source
     repository = git.find_repository(session.cwd) if session.cwd else git.NO_REPOSITORY
+    model = _read_model(source.path)
     return Exchange(
         provider="qwen",
         session_id=session.id,
@@ -164,15 +186,16 @@ def _build_exchange(session: _Session, reader: SourceReader) -> Exchange:
             "repo_root": repository.repo_root,
         },
         links=session.links,
-        messages=(_build_message(line.value, fresh, reader) for line, fresh in session.lines),
+        messages=(_build_message(line.value, model, fresh, reader) for line, fresh in session.lines),
     )
 
 
-def _build_message(value: dict[str, Any], fresh: bool, reader: SourceReader) -> Message:
+def _build_message(value: dict[str, Any], subagent_model: str | None, fresh: bool, reader: SourceReader) -> Message:
     error, model, result = _get_api_error(value) or {}, value.get("model"), value.get("toolCallResult")
     if error:
         blocks, model = [{"type": "error", "message": error.get("error_message")}], error.get("model")
     else:
+        model = model or (subagent_model if value["type"] == "assistant" else None)
         blocks = to_blocks(value["message"].get("parts"), reader.skipped if fresh else Counter())
     if isinstance(result, dict) and result.get("status") == "error":
         blocks = [{**block, "is_error": True} if block["type"] == "tool_result" else block for block in blocks]
