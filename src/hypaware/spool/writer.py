@@ -19,7 +19,6 @@ import atexit
 import contextlib
 import os
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -66,10 +65,10 @@ class Spool:
         self._rule = rule or SealRule()
         self.sealed_by_size = 0
         self._segments: dict[_SegmentKind, ActiveSegment] = {}
-        self._sealer: threading.Thread | None = None
+        self._sealers: list[threading.Timer] = []
+        """The timers that seal the segments of this process."""
         self._closed = False
         self._guard = threading.RLock()
-        self._lingering = threading.Condition(self._guard)
         _spools.add(self)
 
     def append(self, dataset: str, rows: Iterable[Any], *, deferrable: bool = False) -> int:
@@ -97,7 +96,7 @@ class Spool:
                     segment = self._active(kind)
                     segment.append(rows)
                 except SegmentClosed:
-                    segment = None  # the sealer closed it first
+                    segment = None  # its timer sealed it first
                 except BaseException as error:
                     if segment is not None:
                         segment.abandon()
@@ -119,13 +118,13 @@ class Spool:
         return sum(segment.seal() is not None for segment in active)
 
     def close(self) -> None:
-        with self._lingering:
+        with self._guard:
             self._closed = True
-            self._lingering.notify()
-            sealer = self._sealer
+            sealers, self._sealers = self._sealers, []
         self.seal()
-        if sealer is not None:
+        for sealer in sealers:
             # It may be sealing a segment that an append has already replaced.
+            sealer.cancel()
             sealer.join()
 
     def __enter__(self) -> Spool:
@@ -144,27 +143,12 @@ class Spool:
                 folder = segments.spool_folder(self.home, dataset)
                 folder.create()
                 segment = self._segments[kind] = ActiveSegment(folder, deferrable=deferrable)
-                if self._sealer is None and self._rule.linger < float("inf"):
-                    self._sealer = threading.Thread(target=self._seal_lingering, name="spool-sealer", daemon=True)
-                    self._sealer.start()
+                if self._rule.linger < float("inf"):
+                    sealer = threading.Timer(self._rule.linger, segment.seal)
+                    sealer.name, sealer.daemon = "spool-sealer", True
+                    sealer.start()
+                    self._sealers = [*filter(threading.Timer.is_alive, self._sealers), sealer]
             return segment
-
-    def _seal_lingering(self) -> None:
-        """Seal segments when their time is up. Ends with the last one, so that it does not keep the spool alive."""
-        while True:
-            with self._lingering:
-                # A segment that another thread has begun to seal stays, so that `close` finds it and waits for it.
-                self._segments = {kind: each for kind, each in self._segments.items() if not each.is_released}
-                now = time.monotonic()
-                ends = {segment: segment.opened_at + self._rule.linger for segment in self._segments.values()}
-                due = [segment for segment, end in ends.items() if end <= now]
-                if not due:
-                    if self._closed or not ends:
-                        self._sealer = None
-                        return
-                    self._lingering.wait(min(ends.values()) - now)
-            for segment in due:
-                segment.seal()
 
 
 class SegmentClosed(Exception):
@@ -190,7 +174,6 @@ class ActiveSegment:
         with _create_lock:
             self._fd = _create_locked(self.path)
             _open_segments.add(self)
-        self.opened_at = time.monotonic()
 
     @property
     def bytes(self) -> int:
@@ -203,10 +186,6 @@ class ActiveSegment:
     @property
     def is_usable(self) -> bool:
         return not self._is_closed
-
-    @property
-    def is_released(self) -> bool:
-        return self._fd < 0
 
     def append(self, rows: Sequence[Row]) -> None:
         """Append rows. Return when they are durable. Concurrent threads share an fsync."""
@@ -320,6 +299,9 @@ def _create_locked(path: Path) -> int:
 def _close_all() -> None:
     for spool in list(_spools):
         spool.close()
+    # The segments of spools that were freed without being closed; their timers refer to them.
+    for segment in list(_open_segments):
+        segment.seal()
 
 
 def _reset_in_child() -> None:
@@ -327,12 +309,11 @@ def _reset_in_child() -> None:
     for segment in list(_open_segments):
         segment._is_closed = True
         segment._release()
+    _open_segments.clear()
     _create_lock.release()
     for spool in list(_spools):
-        spool._segments = {}
-        spool._sealer = None
+        spool._segments, spool._sealers = {}, []
         spool._guard = threading.RLock()
-        spool._lingering = threading.Condition(spool._guard)
 
 
 atexit.register(_close_all)

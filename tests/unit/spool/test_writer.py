@@ -111,6 +111,17 @@ def test_a_process_that_exits_without_closing_seals_its_segments(home: Home, fol
     assert [segment.rows for segment in segments.list_sealed_segments(folder)] == [2]
 
 
+def test_a_process_that_exits_seals_the_segments_of_a_spool_that_it_no_longer_refers_to(
+    home: Home, folder: SpoolFolder
+) -> None:
+    succeed(
+        f"from hypaware.spool.writer import Spool; from tests.support.rows import *; import os\n"
+        f"Spool(os.environ['HYP_HOME']).append('{DATASET}', rows(2))",
+        home,
+    )
+    assert [segment.rows for segment in segments.list_sealed_segments(folder)] == [2]
+
+
 def test_the_folders_are_the_state_machine(home: Home, folder: SpoolFolder) -> None:
     spool = Spool(home, _NEVER)
     spool.append(DATASET, rows(2))
