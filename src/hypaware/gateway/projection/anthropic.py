@@ -52,7 +52,7 @@ def read_messages(decoded: DecodedExchange) -> Turn:
             if (role := as_text(message.get("role"))) is not None
             for part in _build_parts(role, to_blocks(message.get("content")))
         ],
-        response=_read_response(decoded),
+        response=_ResponseBuilder(decoded).build(),
         agent_id=sender.facts.agent_id,
         client_name=sender.client,
         client_version=sender.version,
@@ -109,29 +109,11 @@ def _block_part(role: str, block: Block, index: int) -> TurnPart:
     return part
 
 
-def _read_response(decoded: DecodedExchange) -> ModelResponse:
-    if decoded.events is not None:
-        return _MessageAssembler(decoded.events).build(decoded)
-    message = as_mapping(decoded.response)
-    if message.get("type") == "error" or "error" in message or "content" not in message:
-        return build_error_response(decoded, message)
-    reason = message.get("stop_reason")
-    counts = get_counts(message.get("usage"))
-    return ModelResponse(
-        parts=_build_parts("assistant", to_blocks(message.get("content"))),
-        api_id=as_text(message.get("id")),
-        in_transcript=True,
-        model=message.get("model"),
-        usage=None if counts is None else to_usage(counts),
-        finish_reason=reason,
-        complete=isinstance(reason, str) and reason not in _UNFINISHED_REASONS,
-    )
+class _ResponseBuilder:
+    """Builds the response from its JSON body, or from the events that arrived."""
 
-
-class _MessageAssembler:
-    """A message rebuilt from the events that arrived."""
-
-    def __init__(self, events: tuple[SseEvent, ...]) -> None:
+    def __init__(self, decoded: DecodedExchange) -> None:
+        self._decoded = decoded
         self._blocks: dict[int, Block] = {}
         self._inputs: dict[int, list[str]] = {}
         self._texts: dict[tuple[int, str], list[str]] = {}
@@ -141,8 +123,19 @@ class _MessageAssembler:
         self._finished = 0
         self._stopped = False
         self._error: dict[str, Any] | None = None
-        for event in events:
+        if decoded.events is None:
+            self._set_message(as_mapping(decoded.response))
+        for event in decoded.events or ():
             self._apply(event)
+
+    def _set_message(self, message: dict[str, Any]) -> None:
+        if message.get("type") == "error" or "error" in message or "content" not in message:
+            self._error = message
+            return
+        self._message, self._reason, self._stopped = message, message.get("stop_reason"), True
+        self._blocks = dict(enumerate(to_blocks(message["content"])))
+        self._finished = len(self._blocks)
+        self._add_usage(message.get("usage"))
 
     def _apply(self, event: SseEvent) -> None:
         data = as_mapping(event.data)
@@ -188,10 +181,10 @@ class _MessageAssembler:
         if (counts := get_counts(reported)) is not None:
             self._counts = merge_counts(self._counts, counts)
 
-    def build(self, decoded: DecodedExchange) -> ModelResponse:
+    def build(self) -> ModelResponse:
         ended = self._stopped or self._reason is not None
         if self._error is not None or not ended or not self._message:
-            outcome = build_error_response(decoded, self._error or {})
+            outcome = build_error_response(self._decoded, self._error or {})
         else:
             is_complete = not isinstance(self._reason, str) or self._reason not in _UNFINISHED_REASONS
             outcome = ModelResponse(finish_reason=self._reason, complete=is_complete)
