@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from hypaware.gateway import handover
-from hypaware.gateway.decode import redact_exchange
 from hypaware.gateway.exchange import DecodedExchange
 from hypaware.gateway.projection.conversation import ConversationCache
 from hypaware.gateway.projection.projector import project_exchange
@@ -35,6 +34,7 @@ from tests.support.light_lake import read_lake
 from tests.support.live_gateway import ClientConnection
 from tests.support.ports import held_port
 from tests.support.processes import PATIENCE, eventually
+from tests.support.secrets import redact_exchange
 from tests.support.upstream_stub import StubResponse, UpstreamStub, anthropic_events
 
 pytestmark = pytest.mark.spark

@@ -1,4 +1,4 @@
-"""Decoding of recorded exchanges: decompress and parse the bodies, redact the headers, the URL and then the content.
+"""Decoding of recorded exchanges: decompress and parse the bodies, redact the headers, the URL and the content.
 
 Malformed input never raises. A body that cannot be decompressed or exceeds the limits is left out, and `error` says
 why. A body that is not JSON stays text; a body that is not text is None. `error` holds why the exchange ended early,
@@ -46,10 +46,12 @@ _TOO_DEEP = '"nested too deeply"'
 Blocks = Iterable[bytes]
 
 
-def decode_exchange(recording: RecordedExchange, limits: DecompressionLimits | None = None) -> DecodedExchange:
-    limits = limits or DecompressionLimits()
-    request = _read_body(recording.request, recording.request_headers, limits, may_stream=False)
-    response = _read_body(recording.response, recording.response_headers, limits, may_stream=True)
+def decode_exchange(
+    recording: RecordedExchange, redaction: Redaction | None = None, limits: DecompressionLimits | None = None
+) -> DecodedExchange:
+    bodies = BodyReader(redaction, limits or DecompressionLimits())
+    request = bodies.read(recording.request, recording.request_headers, may_stream=False)
+    response = bodies.read(recording.response, recording.response_headers, may_stream=True)
     problems = (
         recording.error,
         request.problem and f"request {request.problem}",
@@ -80,11 +82,12 @@ def decode_exchange(recording: RecordedExchange, limits: DecompressionLimits | N
         events=response.events,
         error="; ".join(problem for problem in problems if problem) or None,
         metadata={"dev_run_id": run_id} if run_id else {},
+        redacted=bodies.redacted,
     )
 
 
 @dataclass(frozen=True)
-class _BodyContent:
+class BodyContent:
     """As much of one body as can be read."""
 
     text: str | None = None
@@ -93,23 +96,82 @@ class _BodyContent:
     problem: str | None = None
 
 
-def _read_body(body: RecordedBody, headers: Headers, limits: DecompressionLimits, *, may_stream: bool) -> _BodyContent:
-    encodings = [name.strip().lower() for name in _get_header(headers, "content-encoding").split(",")]
-    data, problem = decompress(body.blocks(), encodings, limits, body.size)
-    if not data:
-        return _BodyContent("" if body.size == 0 else None, problem=problem)
-    media_type = _get_header(headers, "content-type").partition(";")[0].strip().lower()
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        if not any(kind in media_type for kind in _TEXT_TYPES):
-            return _BodyContent(problem=problem)
-        text = data.decode(errors="replace")
-    is_stream = may_stream and media_type == "text/event-stream"
-    document = None if is_stream else parse_json(data)
-    if is_stream or (document is None and may_stream and "json" not in media_type and looks_like_sse(text)):
-        return _BodyContent(text, events=parse_events(text), problem=problem)
-    return _BodyContent(text, document, problem=problem)
+class BodyReader:
+    """Reads the bodies of an exchange. With a redaction, their content has no secrets."""
+
+    def __init__(self, redaction: Redaction | None, limits: DecompressionLimits) -> None:
+        self._redaction, self._limits = redaction, limits
+        self.redacted: Counter[str] = Counter()
+        """Rule → how many secrets it found."""
+
+    def read(self, body: RecordedBody, headers: Headers, *, may_stream: bool) -> BodyContent:
+        encodings = [name.strip().lower() for name in _get_header(headers, "content-encoding").split(",")]
+        data, problem = decompress(body.blocks(), encodings, self._limits, body.size)
+        if not data:
+            return BodyContent("" if body.size == 0 else None, problem=problem)
+        media_type = _get_header(headers, "content-type").partition(";")[0].strip().lower()
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            if not any(kind in media_type for kind in _TEXT_TYPES):
+                return BodyContent(problem=problem)
+            text = data.decode(errors="replace")
+        is_stream = may_stream and media_type == "text/event-stream"
+        document = None if is_stream else parse_json(data)
+        if is_stream or (document is None and may_stream and "json" not in media_type and looks_like_sse(text)):
+            return replace(self.redact_stream(text, parse_events(text)), problem=problem)
+        return replace(self.redact_document(text, document), problem=problem)
+
+    def redact_document(self, text: str, document: Any) -> BodyContent:
+        if self._redaction is None:
+            return BodyContent(text, document)
+        if document is None:
+            text, found = redact_text(text, self._redaction)
+            self.redacted.update(found)
+            return BodyContent(text)
+        document, found = redact_json(document, self._redaction)
+        self.redacted.update(found)
+        if not found:
+            return BodyContent(text, document)
+        try:
+            # Serialized as clients do it, with the keys in their order, so that a repeated history has the same parts.
+            return BodyContent(orjson.dumps(document).decode(), document)
+        except TypeError:
+            # Nested too deeply to serialize.
+            return BodyContent(redact_text(text, self._redaction)[0], document)
+
+    def redact_stream(self, text: str, events: tuple[SseEvent, ...]) -> BodyContent:
+        """Redact the fragments of each text joined, because a secret may be split anywhere, then event by event.
+
+        If the joined fragments contain a secret, the first one gets all of the redacted text and the others become
+        empty, so a reader assembles the same response.
+        """
+        if self._redaction is None:
+            return BodyContent(text, events=events)
+        counts: Counter[str] = Counter()
+        documents = [map_json(event.data, lambda text: text, lambda _name, text: text) for event in events]
+        streams: dict[Hashable, list[_Fragment]] = {}
+        for event, document in zip(events, documents, strict=True):
+            for fragment in _find_fragments(event.type, document):
+                streams.setdefault(fragment.stream, []).append(fragment)
+        for fragments in streams.values():
+            if len(fragments) < 2:
+                continue
+            joined = "".join(fragment.holder[fragment.name] for fragment in fragments)
+            redact = redact_json_text if fragments[0].is_json else redact_text
+            redacted, kinds = redact(joined, self._redaction)
+            if kinds:
+                counts.update(kinds)
+                for fragment in fragments:
+                    fragment.holder[fragment.name] = ""
+                fragments[0].holder[fragments[0].name] = redacted
+        found = [redact_json(document, self._redaction) for document in documents]
+        counts.update(kind for _, each in found for kind in each.elements())
+        if not counts:
+            return BodyContent(text, events=events)
+        self.redacted.update(counts)
+        events = tuple(SseEvent(event.type, document) for event, (document, _) in zip(events, found, strict=True))
+        return BodyContent("".join(map(_serialize_event, events)), events=events)
 
 
 def _get_header(headers: Headers, name: str) -> str:
@@ -302,70 +364,6 @@ _DECODERS: dict[str, Callable[[Blocks], Iterator[bytes]]] = {
     "br": _br,
     "zstd": _zstd,
 }
-
-
-def redact_exchange(decoded: DecodedExchange, redaction: Redaction) -> tuple[DecodedExchange, Counter[str]]:
-    """Return the exchange without secrets, and how often each rule matched."""
-    counts: Counter[str] = Counter()
-    request, request_text = _redact_body(decoded.request, decoded.request_text, redaction, counts)
-    if decoded.events is None:
-        response, response_text = _redact_body(decoded.response, decoded.response_text, redaction, counts)
-        events: tuple[SseEvent, ...] | None = None
-    else:
-        before = counts.total()
-        events = _redact_stream(decoded.events, redaction, counts)
-        response, response_text = decoded.response, decoded.response_text
-        if counts.total() != before:
-            response_text = "".join(map(_serialize_event, events))
-    if not counts:
-        return decoded, counts
-    bodies = {"request": request, "request_text": request_text, "response": response, "response_text": response_text}
-    return replace(decoded, **bodies, events=events), counts
-
-
-def _redact_body(document: Any, text: str | None, redaction: Redaction, counts: Counter[str]) -> tuple[Any, str | None]:
-    if text is None:
-        return document, None
-    if document is None:
-        text, found = redact_text(text, redaction)
-        counts.update(found)
-        return None, text
-    document, found = redact_json(document, redaction)
-    counts.update(found)
-    if not found:
-        return document, text
-    try:
-        # Serialized as clients do it, with the keys in their order, so that a repeated history has the same parts.
-        return document, orjson.dumps(document).decode()
-    except TypeError:
-        # Nested too deeply to serialize.
-        return document, redact_text(text, redaction)[0]
-
-
-def _redact_stream(events: Sequence[SseEvent], redaction: Redaction, counts: Counter[str]) -> tuple[SseEvent, ...]:
-    """Redact the fragments of each text joined, because a secret may be split anywhere, then event by event.
-
-    If the joined fragments contain a secret, the first one gets all of the redacted text and the others become empty,
-    so a reader assembles the same response.
-    """
-    documents = [map_json(event.data, lambda text: text, lambda _name, text: text) for event in events]
-    streams: dict[Hashable, list[_Fragment]] = {}
-    for event, document in zip(events, documents, strict=True):
-        for fragment in _find_fragments(event.type, document):
-            streams.setdefault(fragment.stream, []).append(fragment)
-    for fragments in streams.values():
-        if len(fragments) < 2:
-            continue
-        joined = "".join(fragment.holder[fragment.name] for fragment in fragments)
-        text, kinds = redact_json_text(joined, redaction) if fragments[0].is_json else redact_text(joined, redaction)
-        if kinds:
-            counts.update(kinds)
-            for fragment in fragments:
-                fragment.holder[fragment.name] = ""
-            fragments[0].holder[fragments[0].name] = text
-    found = [redact_json(document, redaction) for document in documents]
-    counts.update(kind for _, each in found for kind in each.elements())
-    return tuple(SseEvent(event.type, document) for event, (document, _) in zip(events, found, strict=True))
 
 
 class _Fragment(NamedTuple):

@@ -1,8 +1,8 @@
 """One exchange, first as recorded, then as decoded.
 
 A recorded exchange is the bytes of a request and its response, exactly as they passed the gateway. It holds secrets:
-never store, log or show any of it. A decoded exchange has decompressed and parsed bodies, and no secrets in headers and
-URL; `projection` turns it into message rows, and `raw_exchanges` stores it.
+never store, log or show any of it. A decoded exchange has decompressed and parsed bodies and no secrets, in the
+bodies only if `redaction.kept` is set; `projection` turns it into message rows, and `raw_exchanges` stores it.
 """
 
 from __future__ import annotations
@@ -108,3 +108,5 @@ class DecodedExchange:
     """Why the exchange ended early (see `RecordedExchange.error`), or why a body could not be decompressed."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Values that the client asked to store: `{"dev_run_id": …}` (header x-hyp-dev-run-id)."""
+    redacted: Mapping[str, int] = field(default_factory=dict)
+    """Rule → how many secrets of the bodies were replaced with markers."""

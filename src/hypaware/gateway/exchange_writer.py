@@ -30,7 +30,7 @@ import orjson
 from hypaware import faults
 from hypaware.config import Config
 from hypaware.errors import Retryable
-from hypaware.gateway.decode import decode_exchange, redact_exchange
+from hypaware.gateway.decode import decode_exchange
 from hypaware.gateway.exchange import DecodedExchange, RecordedExchange
 from hypaware.gateway.projection.conversation import ConversationCache
 from hypaware.gateway.projection.projector import Projection, SessionFacts, project_exchange, skip_exchange
@@ -131,10 +131,7 @@ class ExchangeWriter:
             is_full = len(self._waiting) >= MAX_ENTRIES or sum(each.size for each in self._waiting) >= MAX_BYTES
             if is_full or self._batches:
                 self.store()
-            decoded = decode_exchange(recording)
-            redactions: Counter[str] = Counter()
-            if self._redaction is not None:
-                decoded, redactions = redact_exchange(decoded, self._redaction)
+            decoded = decode_exchange(recording, self._redaction)
             try:
                 projection = project_exchange(decoded, self._conversations, facts=self._facts)
             except Retryable:
@@ -163,7 +160,7 @@ class ExchangeWriter:
                     counts = self.counts
                     self.counts = replace(counts, ignored=counts.ignored + 1, last_exchange_at=decoded.ended_at)
                     return
-                rows = build_rows(decoded, projection, redactions, self._parts, self._gateway_id)
+                rows = build_rows(decoded, projection, self._parts, self._gateway_id)
             except BaseException:
                 self._conversations.rollback(projection.changes)
                 raise
@@ -210,7 +207,7 @@ class ExchangeWriter:
             unreachable=counts.unreachable + stored.is_unreachable,
             unknown=unknown,
             without_row=without_row,
-            redacted=dict(Counter(counts.redacted) + stored.redacted),
+            redacted=dict(Counter(counts.redacted) + Counter(stored.redacted)),
             last_exchange_at=stored.ended_at,
         )
 
@@ -245,16 +242,14 @@ class ExchangeRows:
     """Messages that may wait for their transcript."""
     rejected: int
     skipped: Mapping[str, int]
-    redacted: Counter[str]
+    redacted: Mapping[str, int]
     is_unreachable: bool
     ended_at: datetime
     size: int
     """Approximate size in memory, in bytes."""
 
 
-def build_rows(
-    decoded: DecodedExchange, projection: Projection, redacted: Counter[str], parts: StoredParts, gateway_id: str
-) -> ExchangeRows:
+def build_rows(decoded: DecodedExchange, projection: Projection, parts: StoredParts, gateway_id: str) -> ExchangeRows:
     """Build the raw row and the message rows of an exchange, with the types of their tables."""
     raw = build_raw_row(decoded, projection, parts)
     try:
@@ -282,7 +277,7 @@ def build_rows(
         fallback_rows=fallback,
         rejected=rejected,
         skipped=projection.skipped,
-        redacted=redacted,
+        redacted=decoded.redacted,
         is_unreachable=decoded.error == "upstream_down",
         ended_at=decoded.ended_at,
         size=sum(len(text) for text in (decoded.request_text, decoded.response_text) if text),

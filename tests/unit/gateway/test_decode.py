@@ -135,7 +135,7 @@ def test_a_decompression_bomb_stops_at_the_limit_with_a_reason(name: str) -> Non
     bomb = BOMBS[name](bytes(96 << 20))
 
     tracemalloc.start()
-    found = decode_exchange(recording(bomb, (*JSON, ("content-encoding", name))), bounds)
+    found = decode_exchange(recording(bomb, (*JSON, ("content-encoding", name))), limits=bounds)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 

@@ -313,7 +313,7 @@ def test_a_message_that_does_not_fit_is_kept_with_the_rejects(caplog: pytest.Log
     good = {"provider": "p", "session_id": "s", "client_name": "c", "message_id": "m"}
     unfit: tuple[Row, ...] = ({**good, "message_index": 2**40}, {**good, "content_text": "\ud800"})
     exchange = exchange_samples.build_exchange("/v1/messages", {}, {})
-    built = exchange_writer.build_rows(exchange, Projection(rows=unfit), Counter(), StoredParts(), "gateway-1")
+    built = exchange_writer.build_rows(exchange, Projection(rows=unfit), StoredParts(), "gateway-1")
 
     assert built.rejected == 2
     assert "column message_index" in caplog.text
