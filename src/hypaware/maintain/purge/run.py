@@ -5,7 +5,7 @@
 Tombstones are durable before the first row is deleted. If the process is killed at any point, no purged row comes back,
 other rows are unharmed, and the same command finishes the purge; until then `hyp verify` reports it.
 
-@ref keeping#purge
+@ref keeping#purge @ref walks#purge
 """
 
 from __future__ import annotations
