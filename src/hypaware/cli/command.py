@@ -29,6 +29,8 @@ json_option = click.option(
     help="Print the result as one JSON document.",
 )
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
+# More characters than any first sentence has.
+_FIRST_SENTENCE = 1000
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,18 @@ class Group(Command, click.Group):
     def suggested(self, ctx: click.Context) -> list[str]:
         """Return the names to suggest for a mistyped command."""
         return self.list_commands(ctx)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the subcommands with their whole first sentence, which click would cut off at the end of the line."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, each.get_short_help_str(_FIRST_SENTENCE))
+                    for name, each in commands
+                    if each and not each.hidden
+                ]
+            )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

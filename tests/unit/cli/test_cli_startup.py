@@ -123,6 +123,14 @@ def test_an_alias_runs_the_same_command_and_is_shown_next_to_it(capfd: pytest.Ca
     assert "version (about)" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("path", [path for path, each in ALL.items() if isinstance(each, Group)], ids=" ".join)
+def test_the_help_of_a_group_describes_each_subcommand_in_a_whole_sentence(path: tuple[str, ...]) -> None:
+    text = ALL[path].get_help(click.Context(ALL[path], info_name=" ".join(("hyp", *path)), terminal_width=80))
+    subcommands = text.partition("\nCommands:\n")[2].partition("\n\n")[0]
+    assert subcommands.endswith((".", ")"))
+    assert "..." not in subcommands
+
+
 def test_groups_have_examples_like_commands() -> None:
     assert all(command.examples for command in ALL.values() if isinstance(command, Group))
 
