@@ -57,8 +57,8 @@ unit: $(HYP_READY) shells ## Tests without a JVM, on all cores
 browser: chromium engine ## Tests of the page in Chromium (installed if missing and possible without a prompt, else skipped)
 	$(TESTS) -n auto --dist loadfile tests/acceptance/page
 
-spark: engine ## Tests with Spark; one Spark session uses all cores, so they run one after the other
-	$(TESTS) -o timeout=1200 tests/spark
+spark: engine ## Tests with Spark, two files at a time; each worker has a Spark session that its files share
+	$(TESTS) -n 2 --dist loadfile -o timeout=1200 tests/spark
 
 acceptance: engine ## Tests with real processes, killed for real, two files at a time (each starts engines of its own)
 	$(TESTS) -n 2 --dist loadfile -o timeout=1200 -m 'not real_clients' --ignore=tests/acceptance/page tests/acceptance
