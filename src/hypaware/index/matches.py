@@ -6,8 +6,8 @@ them means reading all their occurrences. If more parts match, the newest come f
 from the newest on, because so many matches are in almost every session, and whole months if that takes too long. Beyond
 `_MAX_TOTAL` matches the total is a lower bound.
 
-Months are read from the newest on, and within a month the rows that were recorded last come first. When the time is
-over, the search ends with what it has found, newest first, and the total is a lower bound.
+Months are read from the newest on. When the time is over, the search ends with what it has found, newest first, and the
+total is a lower bound.
 """
 
 from __future__ import annotations
@@ -114,8 +114,12 @@ class MatchFinder:
         is_complete = not self._time_limit.is_over
         at = self._select(candidates)
         weights: dict[int, float] = {}
-        if is_complete:
-            weights = self._weigh({month: [seq for seq in seqs if seq in at] for month, seqs in candidates.items()})
+        if is_complete and at:
+            # The matches of a single term have been counted.
+            counts = {month: len(seqs) for month, seqs in candidates.items()} if len(self._terms) == 1 else None
+            weights = self._weigh(
+                {month: [seq for seq in seqs if seq in at] for month, seqs in candidates.items()}, counts
+            )
         if self._time_limit.is_over:
             newest = sorted(at, key=lambda seq: (at[seq], seq), reverse=True)
             return FoundParts(newest, len(at), is_complete, is_complete, order="newest")
@@ -127,12 +131,12 @@ class MatchFinder:
         return FoundParts(sorted(at, key=score, reverse=True), len(at))
 
     def _collect(self) -> tuple[dict[str, list[int]], int]:
-        """Return the matches of each month, newest first, and their number; at most one more than can be ranked."""
+        """Return the matches of each month and their number; at most one more than can be ranked."""
         found: dict[str, list[int]] = {}
         count = 0
         for month in self._months:
             found[month] = seqs = []
-            statement = f"{MATCHES.format(month=month)} LIMIT :most"
+            statement = f"{_IN_ANY_ORDER.format(month=month)} LIMIT :most"
             rows = self._time_limit.read(statement, {"words": self._words, "most": _FEW + 1 - count})
             if not self._is_filtered and (first := next(rows, None)) is not None:
                 self._time_limit.note_result()
@@ -158,8 +162,9 @@ class MatchFinder:
                 )
         return found
 
-    def _weigh(self, candidates: dict[str, list[int]]) -> dict[int, float]:
-        """Return the sum of the weights of the words in each candidate."""
+    def _weigh(self, candidates: dict[str, list[int]], known: dict[str, int] | None) -> dict[int, float]:
+        """Return the sum of the weights of the words in each candidate. `known` is how many rows of each month the only
+        term is in."""
         sums: dict[int, float] = {}
         rows = {
             month: count
@@ -169,7 +174,7 @@ class MatchFinder:
         for term in self._terms:
             if self._time_limit.is_over:
                 break
-            counts = self._count_term(term)
+            counts = known or self._count_term(term)
             if counts is None:
                 continue
             weight = _inverse_frequency(sum(rows.values()), sum(counts.values()))
