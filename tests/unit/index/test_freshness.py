@@ -16,10 +16,11 @@ from hypaware.index import freshness, refresh
 from hypaware.index.freshness import is_fresh
 from hypaware.index.refresh import refresh_index
 from hypaware.index.store import open_index
+from hypaware.spool.writer import Spool
 from hypaware.state.home_opener import open_home
 from tests.support.edited_lake import add_file, stored_row
-from tests.support.light_home import append
-from tests.support.rows import rows
+from tests.support.light_home import NO_TIMER, append
+from tests.support.rows import DATASET, rows
 
 HEAVY = ("hypaware.config", "hypaware.index.refresh", "hypaware.index.writer", "hypaware.state.store", "pyarrow")
 
@@ -75,6 +76,16 @@ def test_a_row_of_the_spool_is_seen_by_the_next_command(settled: Home) -> None:
     _append(settled)
     with open_index(settled) as index:
         assert index.connection.execute("SELECT count(*) FROM parts").fetchone()[0] == before + 1
+
+
+def test_a_segment_that_grows_is_noticed(settled: Home) -> None:
+    """The daemon appends to one segment until it is sealed, so only its size changes."""
+    with Spool(settled, NO_TIMER) as spool:
+        spool.append(DATASET, rows(1, start=60))
+        refresh_index(settled)
+        assert is_fresh(settled)[0] is True
+        spool.append(DATASET, rows(1, start=61))
+        assert is_fresh(settled)[0] is False
 
 
 def test_a_moved_home_is_compared_again(settled: Home) -> None:
