@@ -23,6 +23,7 @@ from hypaware.lake.lost_rows import LostRange
 from hypaware.lake.table import LakeTable, TableChange
 from hypaware.maintain import clock_witnesses, retention_plan
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport, count_by_partition
+from hypaware.maintain.purge import other_machines
 from hypaware.maintain.retention_plan import RetentionPlan
 from hypaware.state import flushes, retention, streams
 from hypaware.state.retention import RetentionHold
@@ -124,6 +125,7 @@ def _readmit_dropped_rows(context: MaintenanceContext, table: LakeTable) -> None
     lost = LostRange(1, table.floor, min(delivered, default=table.floor))
     with closing(dedupe.open_index(context.home, context.lake, table, context.dataset)) as index:
         lost_rows.mark_lost(context.home, index, [lost])
+    other_machines.note_lost(context.home, context.store, name, lost)
     with context.store.transaction() as connection:
         flushes.forget_checkpoints(connection, name)
     context.note(

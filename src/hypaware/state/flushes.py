@@ -253,7 +253,12 @@ def record_flush(connection: Connection, flush: Flush, outcome: FlushOutcome) ->
     promote_checkpoints(connection, flush.id)
     streams.promote_watermarks(connection, flush.id)
     horizon = ((datetime.now(UTC) - _KEEP_FINISHED).isoformat(),)
-    connection.execute("DELETE FROM segments WHERE status = 'committed' AND updated_at < ?", horizon)
+    # An object that could not be removed all this time would be committed again.
+    connection.execute(
+        "DELETE FROM segments WHERE status = 'committed' AND updated_at < ? AND NOT EXISTS (SELECT 1 FROM received"
+        " WHERE received.dataset = segments.dataset AND received.segment = segments.name)",
+        horizon,
+    )
     # One commit of each day stays: these days tell whether the clock can be trusted.
     connection.execute(
         "DELETE FROM flushes WHERE finished_at < ? AND (status = 'burnt' OR status = 'committed' AND id NOT IN"

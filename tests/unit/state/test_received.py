@@ -57,6 +57,16 @@ def test_an_object_is_listed_until_it_was_removed_and_a_file_until_its_flush_is_
         assert received.list_datasets(connection) == []
 
 
+@pytest.mark.hazard(4)
+def test_an_object_that_cannot_be_removed_for_weeks_is_not_committed_again(store: StateStore) -> None:
+    enter(store, OBJECT)
+    commit(store, reserve(store, [OBJECT]))
+    with store.transaction() as connection:
+        connection.execute("UPDATE segments SET updated_at = '2000-01-01T00:00:00+00:00'")
+    commit(store, reserve(store, [FILE]))
+    assert (objects(store, committed=False), objects(store, committed=True)) == ([], [OBJECT])
+
+
 def test_a_discarded_flush_leaves_its_segments_in_the_list(store: StateStore) -> None:
     enter(store, OBJECT, FILE)
     flush = reserve(store, [OBJECT, FILE])

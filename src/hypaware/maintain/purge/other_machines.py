@@ -10,7 +10,9 @@ are kept out by its next flush; the index, which shows the spool, is scrubbed on
 `purge_notes`, in order of numbers, name a purged value (`kind`, and its hash in `mark`, as in `purges`), a session
 of a purged folder (kind `folder-session`), a key index that must be built again (kind `index`), or the sequences of
 rows that leave a table (`dataset`, `seqs`). `removed` says that the commit has happened: until then the keys of such
-rows are indexed again afterwards, because the lake may still have them.
+rows are indexed again afterwards, because the lake may still have them. A note of kind `lost` is of no purge: imports
+may restore rows that retention has dropped up to the first sequence in `seqs`, under their sequences if these are not
+above the second one.
 
 @ref keeping#purge
 """
@@ -30,8 +32,9 @@ from hypaware import faults
 from hypaware.config.shared_lake import find_shared_lake
 from hypaware.home import Home, durable_files
 from hypaware.index.scrub import scrub_index
-from hypaware.lake import key_index, prepare, tombstones
+from hypaware.lake import key_index, lost_rows, prepare, tombstones
 from hypaware.lake.key_index import KeyIndex
+from hypaware.lake.lost_rows import LostRange
 from hypaware.lake.tombstones import SESSION_COLUMN, Tombstone, hash_purged_value
 from hypaware.maintain.context import ignore
 from hypaware.maintain.purge import copies
@@ -43,7 +46,7 @@ from hypaware.spool import reader, segments
 from hypaware.state.home_opener import OpenHome, open_home
 from hypaware.state.store import Connection, StateStore
 
-FOLDER_SESSION, WHOLE_INDEX = "folder-session", "index"
+FOLDER_SESSION, WHOLE_INDEX, LOST = "folder-session", "index", "lost"
 _WORD = re.compile(r"""[^\s"'\\,{}\[\]]+""")
 _SCHEMA = """CREATE TABLE IF NOT EXISTS purge_notes (
     number BIGINT PRIMARY KEY, kind TEXT, mark BLOB, before TEXT, dataset TEXT, seqs BLOB,
@@ -71,6 +74,13 @@ def note_index(home: Home, store: StateStore) -> None:
     """Note that the key indexes have keys of rows that may come back, and only they know which. Durable."""
     if find_shared_lake(home) is not None:
         _add_notes(store, [{"kind": WHOLE_INDEX}])
+
+
+def note_lost(home: Home, store: StateStore, dataset: str, lost: LostRange) -> None:
+    """Note the rows that imports on any machine may restore now. Durable."""
+    if find_shared_lake(home) is not None:
+        seqs = array("q", (lost.last, lost.delivered)).tobytes()
+        _add_notes(store, [{"kind": LOST, "dataset": dataset, "seqs": seqs}])
 
 
 @contextmanager
@@ -175,13 +185,18 @@ def _forget_keys(home: Home, notes: Sequence[Mapping[str, Any]]) -> None:
     if not home.keys.is_file():
         return
     with closing(KeyIndex(home.keys)) as index:
-        for dataset in sorted({note["dataset"] for note in notes if note["dataset"]}):
-            chosen = [note for note in notes if note["dataset"] == dataset]
+        removed = [note for note in notes if note["dataset"] and note["kind"] != LOST]
+        for dataset in sorted({note["dataset"] for note in removed}):
+            chosen = [note for note in removed if note["dataset"] == dataset]
             uuid = index.table_uuid(dataset)
             through = index.indexed_through(dataset, uuid) if uuid else None
             index.remove_rows(dataset, (seq for note in chosen for seq in _unpack(note["seqs"])))
             if through and all(note["removed"] for note in chosen):
                 index.mark_complete(dataset, through)
+        for note in notes:
+            if note["kind"] == LOST:
+                last, delivered = array("q", bytes(note["seqs"]))
+                lost_rows.mark_lost(home, index, [LostRange(1, last, delivered)])
 
 
 def _pack(seqs: Iterable[int]) -> bytes:
