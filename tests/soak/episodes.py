@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak import mixed_use
+from tests.soak import mixed_use, team_use
 from tests.soak.summary import Impossible, Outcome
 from tests.unit.export import test_random_deliveries
 
 ROOT = Path(__file__).parents[2]
-SCHEDULES, CRASH_POINTS, RANDOM, MIXED = "schedules", "crash points", "random tests", "mixed"
+SCHEDULES, CRASH_POINTS, RANDOM, MIXED, TEAM = "schedules", "crash points", "random tests", "mixed", "team"
 _DAY_HOURS = 24
 _HOURS_PER_EPISODE = 6
 # How much longer than in `make test` the randomised tests run.
@@ -91,6 +91,7 @@ EPISODES: dict[str, Callable[[Path, int], Counter[str]]] = {
     CRASH_POINTS: run_kills_at_points,
     RANDOM: run_random_tests,
     MIXED: run_mixed_use(MIXED, _DAY_HOURS),
+    TEAM: team_use.run,
 }
 
 
