@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,18 @@ def test_an_engine_can_be_started_shown_and_stopped(environment: dict[str, str])
     assert hyp(environment, "engine", "stop") == (0, {"stopped": True})
     assert hyp(environment, "engine", "stop") == (0, {"stopped": False})
     assert hyp(environment, "engine", "status") == (0, {"state": "stopped"})
+
+
+def test_an_engine_starts_for_a_user_without_an_account(environment: dict[str, str]) -> None:
+    """As in a container that runs with any user id."""
+    nameless = ["unshare", "--user", "--map-user=4100100100", "--map-group=4100100100"]
+    if shutil.which("unshare") is None or subprocess.run([*nameless, "true"], check=False).returncode != 0:
+        pytest.skip("this user may not make namespaces of users")
+    done = subprocess.run(
+        [*nameless, HYP, "engine", "start", "--json"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["owns_lake"]
 
 
 def test_an_engine_without_its_jars_is_not_started(environment: dict[str, str], tmp_path: Path) -> None:

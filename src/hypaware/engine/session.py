@@ -19,6 +19,7 @@ are not locked.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -277,6 +278,10 @@ def _connect(process: Jvm, settings: Mapping[str, str]) -> SparkSession:
         from pyspark.sql import SparkSession
 
     gateway = process.connect()
+    if not _has_name(os.getuid()):
+        # Hadoop asks Java to log in the user, and Java cannot do that for one without a name.
+        users = gateway.jvm.org.apache.hadoop.security.UserGroupInformation
+        users.setLoginUser(users.createRemoteUser(gateway.jvm.System.getenv("SPARK_USER")))
     conf = SparkConf(_jvm=gateway.jvm)
     for key, value in settings.items():
         conf.set(key, value)
@@ -294,6 +299,15 @@ def _connect(process: Jvm, settings: Mapping[str, str]) -> SparkSession:
     local.setWriteChecksum(False)
     local.setVerifyChecksum(False)
     return SparkSession(context)
+
+
+def _has_name(user_id: int) -> bool:
+    """Return whether the user has an account; a container may run as one that has none."""
+    try:
+        pwd.getpwuid(user_id)
+    except KeyError:
+        return False
+    return True
 
 
 def _reset_pyspark(alive: bool) -> None:
