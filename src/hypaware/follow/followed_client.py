@@ -228,7 +228,9 @@ class FollowedClient:
 
     def _may_be_fork(self, path: Path) -> bool:
         """Return whether the beginning of a source, where the copies are, may not have been recorded yet."""
-        return not self._sources[path].has_rows and self._consumed.get(encode_path(path), 0) < HEAD_BYTES
+        source = self._sources.get(path)
+        has_rows = source is not None and source.has_rows
+        return not has_rows and self._consumed.get(encode_path(path), 0) < HEAD_BYTES
 
     def _record_originals(self, path: Path) -> bool:
         """Record everything that an import would read before this source. Return False if that is not possible now."""

@@ -122,3 +122,17 @@ def test_an_answer_that_an_earlier_follower_held_back_is_released_after_a_second
     with at.following() as client:
         at.settle(client)
     assert parts(at.flushed()) == {"u1#0": 1, "a1#0": 1}
+
+
+def test_new_sessions_are_recorded_whichever_of_them_is_noticed_first(at: FollowedHome) -> None:
+    at.home.root.mkdir()
+    with at.following() as client:
+        paths = [
+            at.write(user(f"u{second}", "Look.", None, second, sessionId=name), name=f"{name}.jsonl")
+            for second, name in ((9, "a"), (5, "b"), (7, "c"))
+        ]
+        for path in paths:
+            client.note_change(path, removed=False)
+        at.settle(client)
+        assert client.describe()["error"] is None
+        assert at.spooled == 3
