@@ -147,12 +147,12 @@ class Follower:
     def _describe(self, client: FollowedClient) -> dict[str, Any]:
         watched = [folder for folder in client.folders if self._watch is not None and folder in self._watch.folders]
         reason = self._watch.polling_reason if self._watch and watched else None
-        if not client.is_watchable:
-            reason = "its plugin names no folders to watch"
         facts = client.describe()
         has_folder = bool(watched) or not client.is_watchable
         state = "failing" if facts["error"] else "following" if has_folder else "folder_missing"
-        return {"state": state, "mode": "polling" if reason else "notifications", "polling_reason": reason, **facts}
+        # A client that names no folders is always polled, so that needs no reason.
+        mode = "polling" if reason or not client.is_watchable else "notifications"
+        return {"state": state, "mode": mode, "polling_reason": reason, **facts}
 
 
 def _variables() -> Mapping[str, str]:

@@ -124,6 +124,20 @@ def test_a_client_that_is_no_longer_chosen_is_not_followed(at: FollowedHome) -> 
         thread.join(timeout=PATIENCE)
 
 
+def test_polling_a_client_that_names_no_folders_is_no_problem_to_report(at: FollowedHome) -> None:
+    open_home(at.home).store.close()
+    found, stop = Follower(at.home, lambda: at.config, lambda _: ["opencode"]), threading.Event()
+    thread = threading.Thread(target=found.run, args=(stop,))
+    thread.start()
+    try:
+        eventually(lambda: found.status)
+        about = found.status["opencode"]
+        assert (about["state"], about["mode"], about["polling_reason"]) == ("following", "polling", None)
+    finally:
+        stop.set()
+        thread.join(timeout=PATIENCE)
+
+
 def test_live_rows_wait_for_the_import_while_one_client_has_something_left_for_it(at: FollowedHome) -> None:
     """Until then nothing tells that the history of a fork, seen by the gateway, is that of another session."""
     open_home(at.home).store.close()
