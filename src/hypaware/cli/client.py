@@ -138,7 +138,7 @@ def detach(name: str | None, dry_run: bool) -> None:
 
 @client.command("status", examples=["hyp client status", "hyp client status claude --json"])
 @click.argument("name", required=False)
-@click.option("--dry-run", is_flag=True, expose_value=False, help="Change nothing, as without it.")
+@click.option("--dry-run", is_flag=True, expose_value=False, help="Accepted, as by attach; status changes nothing.")
 @json_option
 def status(name: str | None) -> None:
     """Show whether NAME, or each client, is attached.
@@ -206,7 +206,7 @@ def _select(name: str | None, environment: Environment, include_absent: bool = F
 def _run_each(
     clients: list[ClientSettings], step: Callable[[ClientSettings], AttachResult]
 ) -> tuple[list[AttachResult], list[_Failed]]:
-    """Run the step for each client and collect the failures; stop at once if the gateway does not answer."""
+    """Run the step for each client and collect the failures; stop if the gateway does not answer."""
     done: list[AttachResult] = []
     failed: list[_Failed] = []
     for each in clients:
@@ -257,7 +257,7 @@ def _finish(
 @click.command("hook", cls=Command, hidden=True, examples=["hyp hook claude < event.json"], any_crash_point=True)
 @click.argument("client")
 def hook(client: str) -> None:
-    """Record the working directory of a CLIENT session from the hook event on stdin. Prints nothing, never fails."""
+    """Record the working directory of a CLIENT session from the hook event on stdin. Print nothing and never fail."""
     with suppress(Exception):
         from hypaware import plugins
         from hypaware.clients import session_hook

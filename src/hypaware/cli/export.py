@@ -128,7 +128,7 @@ def adopt(sink: str, yes: bool) -> None:
     """Continue delivering to the new destination of SINK, without sending delivered rows again.
 
     If the delivery record was lost, every row that existed at that moment is treated as delivered. If the home was
-    rolled back or copied, the rows that may have arrived are.
+    rolled back or copied, only rows that may have arrived are treated so.
     """
     from hypaware.export import destination_change
 

@@ -14,7 +14,7 @@ from hypaware.text import format_size
 
 @click.group("index", cls=Group, examples=["hyp index status", "hyp index rebuild"])
 def index() -> None:
-    """Show or rebuild the index, from which sessions, show, search, usage and overview answer.
+    """Show or rebuild the index, which sessions, show, search, usage and overview read.
 
     The index is derived from the lake and kept up to date automatically. It may be deleted at any time.
     """
@@ -23,7 +23,7 @@ def index() -> None:
 @index.command("status", cls=Command, examples=["hyp index status", "hyp index status --json"])
 @json_option
 def status() -> None:
-    """Show how large the index is, and how many rows are missing in it."""
+    """Show how large the index is, and how many rows it lacks."""
     from hypaware.index.builder import read_index_status
 
     document = read_index_status(_existing_home())

@@ -192,7 +192,7 @@ def backup(folder: Path) -> None:
     DIR must be outside the home and empty or not exist yet. Use a new folder for each backup and delete those that you
     no longer need. `hyp restore DIR` creates a home from a backup.
 
-    Of a home with a shared lake only what this machine alone has is copied: config, secrets, spool. Back up the
+    If the home has a shared lake, only what this machine alone has is copied: config, secrets, spool. Back up the
     database and the bucket with their own tools.
 
     A damaged table does not prevent the backup of the others: its files are copied as they are, and the command ends

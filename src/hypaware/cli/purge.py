@@ -78,8 +78,8 @@ def purge(
 
     Pass exactly one kind of selection. Purged rows do not come back: a purged session and the time before D are closed
     to imports and live recording; for a source or a folder, only the deleted rows are kept out. At the end, every file
-    of the home is searched for remains. Delivered copies are listed, not deleted. Client transcripts and backups are
-    not touched.
+    of the home is searched for rows that are left. Delivered copies are listed, not deleted. Client transcripts and
+    backups are not touched.
     """
     selector = _selector(sessions, sources, folders, before)
     home = Home.from_environment()

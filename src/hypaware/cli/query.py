@@ -136,7 +136,7 @@ def sql(statement: str, format_: str | None, target: Path | None, refresh: str, 
 def overview(days: int | None, refresh: str, filters: Filters, limit: int | None) -> None:
     """Show sessions, messages, tokens, cost and tools: the same as `hyp overview`.
 
-    Rows in the spool are always included; --refresh always commits them first.
+    Rows in the spool are always included. With "--refresh always" they are committed first.
     """
     from hypaware.lake import health
     from hypaware.state.home_opener import read_identity

@@ -56,9 +56,9 @@ class ReadingOption(NamedTuple):
 FILTERS = (
     ReadingOption("--project", "Only this project: a path, or the last folder of one.", "P"),
     ReadingOption("--client", "Only this client, such as claude or codex.", "C"),
-    ReadingOption("--model", "Only models whose name begins like this.", "M"),
+    ReadingOption("--model", "Only models whose name starts with this.", "M"),
     ReadingOption("--since", "Nothing older: 2026-11-15, 2026-11-15T08:00Z, 7d, 12h.", "DATE"),
-    ReadingOption("--until", "Nothing newer; a day includes its end.", "DATE"),
+    ReadingOption("--until", "Nothing newer; a date includes the whole day.", "DATE"),
     ReadingOption("--machine", "Only the machine with this gateway id.", "ID"),
     ReadingOption("--timezone", "Zone of days and times.  [default: your own]", "ZONE"),
 )

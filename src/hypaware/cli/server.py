@@ -230,7 +230,7 @@ def list_() -> None:
 @click.argument("given", metavar="ID|LABEL")
 @json_option
 def revoke(given: str) -> None:
-    """Revoke a token, or all tokens with a label. Gateways that enrolled and people who signed in with it are out."""
+    """Revoke a token, or all tokens with a label. It ends the access of everyone who used it."""
     from hypaware.server import auth
 
     revoked = auth.revoke_token(_existing_home(), given)

@@ -158,7 +158,7 @@ def _reported_cost(status: Document) -> tuple[float | None, tuple[str, ...]]:
 
 
 def _read_stdin() -> Document:
-    """Return the JSON object on standard input; an empty one if there is none at once."""
+    """Return the JSON object on standard input; an empty one if none is there yet."""
     import json
 
     if sys.stdin is None or sys.stdin.isatty():

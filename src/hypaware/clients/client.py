@@ -128,7 +128,7 @@ class ExpiryRule:
 
 @runtime_checkable
 class ExpiringProvider(Provider, Protocol):
-    """A provider whose client may delete sessions by itself."""
+    """A provider whose client may delete old sessions automatically."""
 
     def expiry(self, environment: Environment) -> ExpiryRule | None:
         """Return the rule; None if the client keeps its sessions."""

@@ -1,7 +1,7 @@
 """Find the session files of a client under its folders, by names alone.
 
 Links are followed; each folder is entered once and each file listed once, by device and inode, so that links cannot
-form a cycle. What cannot be inspected is reported as an event, and the search goes on.
+form a cycle. What cannot be inspected is reported as an event, and the search continues.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ else an engine is started. A job that the engine did not accept, because it was 
 it accepted and did not finish raises the error `engine_died`; it is never repeated silently.
 
 Ctrl-C can arrive while a frame is partly read. So the signal handler only writes to a pipe that the caller polls
-together with the socket, and frames are always read completely. Within the caller's `on_event` it interrupts at once.
-The first Ctrl-C cancels the job and waits a short time for its end; the second stops waiting.
+together with the socket, and frames are always read completely. Within the caller's `on_event` it interrupts
+immediately. The first Ctrl-C cancels the job and waits a short time for its end; the second stops waiting.
 
 Every command imports this module, so it must not import anything slow.
 

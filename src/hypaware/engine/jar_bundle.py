@@ -30,7 +30,7 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def write_bundle(file: Path, cache: Path, jars: Sequence[Jar] | None = None) -> int:
-    """Write the installed jars into a file, which is replaced at once, and return its size."""
+    """Write the installed jars into a file, which is replaced atomically, and return its size."""
     jars = locked_jars() if jars is None else jars
     paths = find_installed_jars(cache, jars)
     content = {

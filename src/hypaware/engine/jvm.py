@@ -282,7 +282,7 @@ def start_jvm(
     *,
     for_cluster: bool = False,
 ) -> Jvm:
-    """Start the JVM and return at once, so that PySpark can be imported while the JVM starts.
+    """Start the JVM and return immediately, so that PySpark can be imported while the JVM starts.
 
     The JVM keeps the descriptors of `keep_open` open for its lifetime. For a cluster, it reads the configuration of
     Spark and Hadoop in the folders that the environment names.

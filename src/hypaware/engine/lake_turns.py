@@ -1,6 +1,6 @@
 """Who has the shared lake, and how a background task waits for its turn without an engine.
 
-One engine at a time holds the lease on a shared lake. It gives the lease back soon after its last job if somebody waits
+One engine at a time holds the lease on a shared lake. It gives the lease back soon after its last job if another waits
 (`lake_waiters`), so many machines take turns. A task that must wait starts no JVM for that: it asks the database every
 few seconds. Two tasks that find the lake free may start their engines at once: one of them then waits with its JVM.
 """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.2
 _KEYS_FILE = "AWS_SHARED_CREDENTIALS_FILE"
-# How often a waiting process says so, and how often the owner looks whether one does.
+# How often a waiting process announces itself, and how often the owner looks for one.
 _WANTED_SECONDS = 2.0
 _FILE_PROVIDER = "software.amazon.awssdk.auth.credentials.ProfileCredentialsProvider"
 

@@ -68,7 +68,7 @@ class DeliveryOptions:
     budget: int | None = None
     """Intents per stream; None for all."""
     patient: bool = False
-    """Whether to skip a stream until its destination's retry time. A user's command tries at once."""
+    """Whether to skip a stream until its destination's retry time. A user's command tries immediately."""
 
 
 def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
@@ -369,7 +369,7 @@ class SparkThread:
     """Runs a coroutine on another thread, and its Spark work on the calling thread.
 
     py4j ties a Python thread to a JVM thread, which carries the job group, so the event loop hands its Spark work over.
-    Cancelling the job cancels the loop, which ends every wait and every request at once.
+    Cancelling the job cancels the loop, which ends every wait and every request immediately.
     """
 
     def __init__(self, context: JobContext) -> None:

@@ -99,8 +99,8 @@ class StreamRound:
         """Whether the destination may have the current chunk without our knowledge."""
         self._next_page: _WorkAhead[PreparedRows] = _WorkAhead()
         self._page_rows = min(self.sink.limits.rows, _PAGE_ROWS)
-        """The first page holds about one chunk, so that a backlog starts to flow at once. Each further one is twice as
-        large."""
+        """The first page holds about one chunk, so that a backlog starts to flow immediately. Each further
+        one is twice as large."""
         self._next_payload: _WorkAhead[Payload] = _WorkAhead()
 
     async def run(self) -> StreamReport:

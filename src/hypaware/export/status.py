@@ -91,8 +91,8 @@ class StreamState:
     def due_at(self, now: datetime, *, config_changed: bool = False) -> datetime | None:
         """Return the time from which a round makes sense, or None if there is nothing to do.
 
-        A held or failed stream is retried now and then, and at once if the config changed. A time that the destination
-        asked for is always respected.
+        A held or failed stream is retried now and then, and immediately if the config changed. A time that the
+        destination asked for is always respected.
         """
         if self.is_idle or self.error:
             return None

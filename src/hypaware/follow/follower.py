@@ -131,7 +131,7 @@ class Follower:
         try:
             self._watch = FolderWatch(sorted(folders)) if folders else None
         except (OSError, RuntimeError) as error:
-            # A folder was removed just now, or cannot be read: the surveys go on, and the next step tries again.
+            # A folder was removed just now, or cannot be read: the surveys continue, and the next step tries again.
             log.warning("cannot watch %s: %s", ", ".join(map(str, sorted(folders))), summarize_error(error))
         if self._watch is not None and self._watch.polling_reason:
             log.warning("transcripts are polled: %s", self._watch.polling_reason)

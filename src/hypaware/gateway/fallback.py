@@ -222,7 +222,7 @@ class Fallback:
             self._update_reader(address)
 
     def _load_routes(self) -> Routes:
-        """Read the routes for each request, so that changes apply at once.
+        """Read the routes for each request, so that changes apply immediately.
 
         A broken config or a removed home leaves the last upstreams in place: the client may send keys that only those
         may see.
@@ -271,7 +271,7 @@ async def _forward(
         await _send_json(writer, 200, handover.describe_health(home, "fallback"))
         return
     if any(each.lower().startswith(b"upgrade:") and b"websocket" in each.lower() for each in headers):
-        # As in the gateway: the client uses HTTP at once.
+        # As in the gateway: the client uses HTTP immediately.
         await _send_error(writer, 426, "websocket_refused", "WebSockets are not supported", "Upgrade: HTTP/1.1")
         return
     match = known_routes.find(path)

@@ -1,7 +1,7 @@
 """The reverse proxy of the gateway: one exchange, its streams, its headers and the gateway's own error responses.
 
 Nothing is buffered, decompressed or compressed: each chunk is forwarded as soon as it arrives, and a slow reader slows
-down its writer. Every exchange finishes its capture exactly once, also if it was aborted:
+down its writer. Every exchange finishes its capture exactly once, even if it was aborted:
 
     upstream_down    no response: no connection, an invalid certificate, or closed before the first line
     upstream_cut     the response was truncated; the client's connection is closed too, so that it notices
@@ -145,7 +145,7 @@ class ReverseProxy:
             if page is not None:
                 return web.Response(body=orjson.dumps(page()), content_type="application/json")
             if "websocket" in request.headers.get("Upgrade", "").lower():
-                # Codex asks for a WebSocket first. With 426 it uses HTTP at once, with any other status after seconds.
+                # Codex asks for a WebSocket first. With 426 it uses HTTP immediately, otherwise after seconds.
                 return build_error("websocket_refused")
             if self._stopping:
                 return build_error("stopping")

@@ -87,7 +87,7 @@ def has_lost_rows(home: Home) -> bool:
 
 
 def build_index(home: Home) -> None:
-    """Bring the index up to date in steps. Return at once if another builder is running."""
+    """Bring the index up to date in steps. Return immediately if another builder is running."""
     lock = locks.try_lock(builder_lock_path(home))
     if lock is None:
         return

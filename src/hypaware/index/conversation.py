@@ -33,7 +33,7 @@ AGENT_TOOLS = ("Task", "Agent", "spawn_agent")
 _CODEX_AGENT_TOOL = "spawn_agent"
 _PROMPTS = ("prompt", "message")
 _FIRST_BATCH, _BATCH = 48, 512
-"""Parts whose contents are read at once. The first batch is small, so that the first screen appears at once."""
+"""Parts whose contents are read at once. The first batch is small, so that the first screen appears immediately."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ _SESSION_COLUMNS = {
 class Index:
     """An open index. All reads see the same state of it, until `refresh`.
 
-    Close it soon, or refresh it: meanwhile the write-ahead log keeps everything that others write. With `find_hidden`,
+    Close it soon, or refresh it: until then the write-ahead log keeps everything that others write. With `find_hidden`,
     no query finds anything of the sessions that it returns: temporary views take the place of the tables.
     """
 

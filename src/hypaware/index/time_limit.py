@@ -1,6 +1,6 @@
 """A time limit for the statements of a connection.
 
-SQLite asks every `_STEPS` instructions of its virtual machine whether it should go on, also while a full-text table
+SQLite asks every `_STEPS` instructions of its virtual machine whether to continue, even while a full-text table
 reads its pages. A statement that is ended early has returned some rows, which count; `is_over` says that there may be
 more. Statements that take fewer instructions are never ended, so a small index is always searched to the end.
 
@@ -21,7 +21,7 @@ _LARGEST_BATCH = 256
 
 class TimeLimit:
     """Ends statements after `seconds`; if there is no result until then, with the first one or after `patience` times
-    as long. If the results are no longer wanted, all statements end at once."""
+    as long. If the results are no longer wanted, all statements end immediately."""
 
     def __init__(
         self,

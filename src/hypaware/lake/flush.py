@@ -271,7 +271,7 @@ class Flusher:
 def _readable(chosen: Iterable[Segment], unreadable: dict[Path, OSError]) -> Iterator[Segment]:
     """Yield each segment with its actual row count: sequences are reserved for rows, not for the count in its name.
 
-    An object was created at once, by a receiver that had counted its rows.
+    An object is whole: the receiver that created it had counted its rows.
     """
     for segment in chosen:
         if isinstance(segment.path, ObjectPath):

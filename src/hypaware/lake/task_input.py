@@ -7,7 +7,8 @@ a large input takes several. The driver keeps a piece in memory only while it re
 only when it is about to run. An executor writes them to a folder of its own, which is removed with the task.
 
 Each task is a Spark job, because Spark sends the broadcasts of a job to all of its tasks. A task that must know more
-about the home's machine asks (`home.machine_facts`): it is run again with the answers, which later tasks get at once.
+about the home's machine asks (`home.machine_facts`): it is run again with the answers, which later tasks get
+immediately.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ copied, without a catalog entry, so that the restored home can rebuild it; the r
 A restore checks every file against the backup's manifest while it is copied, and gives the home its name when all files
 are present, correct and durable.
 
-Of a home with a shared lake only what this machine alone has is copied: config, secrets, spool, key index. Database and
-bucket have their own tools. No engine is needed, because rows that are committed meanwhile are known to the database: a
-restored home stores nothing twice.
+If the home has a shared lake, only what this machine alone has is copied: config, secrets, spool, key index. Database
+and bucket have their own tools. No engine is needed, because rows that are committed during the copy are known to the
+database: a restored home stores nothing twice.
 
 @ref keeping#backup
 """

@@ -6,8 +6,8 @@ afterwards moves with it. So no single witness decides:
 - Commits: one in the future, or a long time without any before the latest ones, casts doubt on the clock. Commits or
   rows on several days lift the doubt if no other witness objects.
 - Files: the times of the lake's data files, and of the transcripts when they were imported. Files from within the gap
-  show that the machine was in use and only HypAware was not; they lift the doubt at once. If none is dated after the
-  gap, another clock dates the files (a network file system, a folder of the host), and it contradicts this one.
+  show that the machine was in use and only HypAware was not; they lift the doubt immediately. If none is dated after
+  the gap, another clock dates the files (a network file system, a folder of the host), and it contradicts this one.
 - Servers: the Date of the destinations that deliveries reach. A server's clock does not move with this one. A server
   that agrees lifts the doubt, unless it runs on this machine. A server that is behind is believed if a gap that long
   exists, or if a second server is behind too: a single server with a wrong clock stops nothing.

@@ -59,7 +59,7 @@ class PageContext:
         self.home = home
         self.access = access or PageAccess()
         self.on_shutdown: list[Callable[[], None]] = []
-        """Called when the server stops: they end answers that would go on."""
+        """Called when the server stops: they end answers that would continue."""
         if find_hidden is None and self.access.is_team:
             # Sessions that the server's policy withholds do not exist for a team, whatever a view asks for.
             find_hidden = WithheldSessionFinder(home)

@@ -1,4 +1,4 @@
-"""Keep the index up to date for a process that reads no data files and answers at once.
+"""Keep the index up to date for a process that reads no data files and answers immediately.
 
 Rows of the spool are added here, in one background thread; rows of the lake are added by the builder
 (`hypaware.index.builder`), which is a process of its own. A request waits for either only a moment, and answers from

@@ -1,9 +1,9 @@
 """The list of sessions: the columns, filters and sorts of `hyp sessions`.
 
 The first page is part of the view. Links lead to older pages; they continue after the last session of the page, so that
-sessions that arrive meanwhile move nothing. With JavaScript the list is one long list: the script reads the order of
+sessions that arrive in between move nothing. With JavaScript the list is one long list: the script reads the order of
 all sessions once (`/lists/order`, their numbers in the index), and then the rows that are scrolled into view by their
-numbers (`/lists/rows`). So each session is in the list once, whatever is recorded meanwhile.
+numbers (`/lists/rows`). So each session is in the list once, whatever is recorded in between.
 """
 
 from __future__ import annotations

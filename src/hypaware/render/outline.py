@@ -2,7 +2,8 @@
 
 Messages become events. A result follows the call that it answers, whatever was said in between, and the messages of a
 subagent stand between the call that started it and that call's result. Messages are read ahead only as far as that
-needs, so the first events come at once and memory stays bounded; a result that comes too late is an event of its own.
+needs, so the first events come immediately and memory stays bounded; a result that comes too late is an event of its
+own.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class PageLimits:
     of_one_viewer: int = 16
     """Requests of one person, those that wait included, and requests that follow a session; further ones get 429."""
     at_once: int = 8
-    """Requests that are answered at once."""
+    """Requests that are answered without waiting."""
     share: int = 4
     """How many of them are of one person."""
     waiting: int = 64
@@ -231,7 +231,7 @@ class PageGuard:
             path="/",
             httponly=True,
             secure=self._is_encrypted(request),
-            # Links that people send each other open at once. Nothing that a link can do changes anything.
+            # Links that people send each other open immediately. Nothing that a link can do changes anything.
             samesite="Lax",
         )
         return response

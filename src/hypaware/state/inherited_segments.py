@@ -1,7 +1,7 @@
 """Segments that were in the spool of a home when it was copied. Original and copy both commit and deliver their rows.
 
 The copy records their names. Once it has committed them, their ranges are *disputed*: a destination that drops rows by
-their dedupe keys receives them, any other one only if the user says so.
+their dedupe keys receives them, any other one only if the user allows it.
 """
 
 from __future__ import annotations

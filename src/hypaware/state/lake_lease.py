@@ -1,8 +1,8 @@
 """The lease on a lake whose catalog is in PostgreSQL: which machine may commit.
 
 The JVM that commits holds a session of the database with an advisory lock. If it is killed, the server ends the session
-and the lock is free at once. If it is stopped or cut off, the session and its lock remain, so the owner must also renew
-the lease; when it has not done so for a while, by the server's clock, anyone may end its session.
+and the lock is free immediately. If it is stopped or cut off, the session and its lock remain, so the owner must also
+renew the lease; when it has not done so for a while, by the server's clock, anyone may end its session.
 
 Neither makes a commit safe: an owner that was stopped does not know that it lost the lease. So each owner gets a higher
 *epoch*, every connection of its catalog carries the epoch as a setting of the session, and a trigger on the catalog's
@@ -12,8 +12,8 @@ other on the row of the lease: a commit lands before the takeover, and the new o
 The same check is part of each transaction of the owner on the state, if `PostgresDatabase` has its epoch: otherwise a
 former owner could discard the flush that the new one is about to commit.
 
-A machine that waits says so in `lake_waiters`. The owner gives the lease back when it is idle and somebody waits, so
-machines take turns, and keeps its JVM when nobody does.
+A machine that waits adds itself to `lake_waiters`. The owner gives the lease back when it is idle and another machine
+waits, so machines take turns, and keeps its JVM if none waits.
 
 The functions take `run`, which executes one statement on the session of the owner and returns its rows, because the
 session is one of psycopg in a test and one of JDBC in the JVM that commits.
@@ -215,7 +215,7 @@ def forget_waiter(run: Run, lake: str, owner: str, schema: str = DEFAULT_SCHEMA)
 
 
 def is_wanted(run: Run, lake: str, schema: str = DEFAULT_SCHEMA) -> bool:
-    """Return whether somebody waits for the lease."""
+    """Return whether another machine waits for the lease."""
     _require_name(lake)
     return bool(
         run(

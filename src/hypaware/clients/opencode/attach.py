@@ -8,7 +8,7 @@ attach record holds where that leads. The path of the old address follows the pr
 
     https://api.anthropic.com/v1   →   http://127.0.0.1:18521/opencode/anthropic/v1
 
-Attached are the providers whose address is in the file, and of those whose address the client knows by itself, the two
+Attached are the providers whose address is in the file, and of those whose address the client has built in, the two
 in `_KNOWN`, if the client is logged in to them with a key, or the environment or the file names them. A login with an
 account (OAuth) chooses its address itself, so such a provider is left alone.
 

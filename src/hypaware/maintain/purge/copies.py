@@ -3,7 +3,7 @@
 Spooled rows are flushed, so that tombstones keep them out. Batches that a server has stored but not registered
 (`incoming/`) are moved on by the server within moments. A batch left by a dead server keeps its name and its number of
 lines, because a ledger may know it: its matching lines are blanked. An object that no ledger of a shared lake has is
-dropped: it was never acknowledged, and whoever is about to enter it repeats the batch.
+dropped: it was never acknowledged, and its sender repeats the batch.
 
 A dead letter keeps its chunk and its id; a replay sends the remaining rows. One without rows is dropped. The
 destination's error message may quote a row, so it is removed too.

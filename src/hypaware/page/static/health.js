@@ -1,4 +1,4 @@
-// Replaces the health by a newer one every ten seconds while somebody can see it.
+// Replaces the health by a newer one every ten seconds while it is visible.
 
 const PAUSE = 10_000;
 const SOON = 1_000;

@@ -7,7 +7,7 @@ async function look() {
   try {
     answer = await fetch("/notice");
   } catch {
-    setTimeout(look, 5 * pause); // nobody serves the page at the moment
+    setTimeout(look, 5 * pause); // the page is not served at the moment
     return;
   }
   const isComplete = answer.status === 204;

@@ -135,7 +135,7 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => { button.textContent = before; }, 1200);
 });
 
-// Filters: a choice applies at once, and empty fields stay out of the address.
+// Filters: a choice applies immediately, and empty fields stay out of the address.
 
 for (const form of document.querySelectorAll("form[data-filters]")) {
   form.addEventListener("submit", () => {

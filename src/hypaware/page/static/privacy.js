@@ -15,7 +15,7 @@ async function follow() {
       return;
     }
   } catch {
-    // The page's process ends when nobody asks for a while, and starts again with the next request.
+    // The page's process ends after a while without requests, and starts again with the next request.
   }
   setTimeout(follow, PAUSE);
 }

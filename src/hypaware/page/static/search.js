@@ -1,4 +1,4 @@
-// Search while one types: each key asks at once, the address follows, and a key that comes before the answer ends the
+// Search while one types: each key asks immediately, the address follows, and a key that comes before the answer ends the
 // search before it, in the server too. Filters apply to the words in the field, whether they were sent or not.
 
 const field = document.getElementById("find");

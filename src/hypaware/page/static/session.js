@@ -1,6 +1,6 @@
 // A session: keys for turns and errors, folds, texts that were cut, copies, and the turn that is being read.
 //
-// This runs while the conversation is still being sent, so that a long one can be used at once.
+// This runs while the conversation is still being sent, so that a long one can be used immediately.
 
 import { highlightIn } from "/static/highlight.js";
 import { startFind } from "/static/session_find.js";

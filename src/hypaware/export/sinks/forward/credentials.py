@@ -107,7 +107,7 @@ class ServerCredentials:
             return self._current.jwt
 
     def _read_configured(self) -> str | None:
-        """Read the user's token, each time, so that a corrected file applies at once; None if none is configured."""
+        """Read the user's token each time, because the user may correct the file; None if none is configured."""
         options = self._settings.options
         if options.get("token_file"):
             path = self._settings.home.root / Path(options["token_file"]).expanduser()
