@@ -50,7 +50,7 @@ def read_spark_settings(raw: Any) -> dict[str, str]:
         if isinstance(value, Mapping):
             raise ValueError(f'put the name in quotes: "{name}.…" = …')
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not the name of a setting of Spark, which begins with spark.")
+            raise ValueError(f"{name!r} is not a Spark setting: their names begin with spark.")
         if reason := find_refusal(name):
             raise ValueError(f"{name} cannot be set: {reason}")
         if not isinstance(value, str | int | float):

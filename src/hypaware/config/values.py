@@ -188,7 +188,7 @@ def _loopback_or_off(raw: Any) -> str:
 def _destination(raw: Any) -> str:
     value = _non_empty(raw)
     if "://" not in value and not value.strip().startswith(("/", "~")):
-        raise ValueError("a relative path has no fixed place; write it in full")
+        raise ValueError("a relative path depends on the folder; write an absolute one")
     return value
 
 

@@ -317,7 +317,7 @@ def routes(context: PageContext) -> list[web.RouteDef]:
             raise web.HTTPForbidden(reason="this page is read-only")
         path, label = check_folder(request.query.get("path", "")), request.query.get("class", _CHOICES[0])
         if label not in _CHOICES:
-            raise UsageError(f"the class is one of {', '.join(_CHOICES)}")
+            raise UsageError(f"the class must be one of {', '.join(_CHOICES)}")
         recorded = await context.read(count_sessions)
         plan = await wait_for_folders(lambda: plan_folder(home, path, label, list(recorded)))
         count, sessions = await context.read(list_in_folders, list(plan.folders), context.prices())
@@ -348,7 +348,7 @@ def routes(context: PageContext) -> list[web.RouteDef]:
             key = folder_key(check_folder(str(form.get("path", ""))))
             await run_in_thread(lambda: set_value(home, key, label), "page: set")
         else:
-            raise UsageError(f"the class is one of {', '.join(_CHOICES)}")
+            raise UsageError(f"the class must be one of {', '.join(_CHOICES)}")
         return web.Response(status=303, headers={hdrs.LOCATION: "/privacy?changed=1"})
 
     return [

@@ -154,7 +154,7 @@ def read_terms(query: Mapping[str, str]) -> SearchTerms:
     """Return what an address asks for. Raise UsageError if it cannot be read."""
     offset = query.get("offset") or "0"
     if not (offset.isascii() and offset.isdigit() and len(offset) < 6 and int(offset) <= _MAX_OFFSET):
-        raise UsageError(f"offset={escape_cell(offset[:40])} is not a place among the first {_MAX_OFFSET:,} matches")
+        raise UsageError(f"offset={escape_cell(offset[:40])} must be a number from 0 to {_MAX_OFFSET}")
     return SearchTerms(
         query.get("q", "").strip(),
         # Here the tool is that of the part itself.

@@ -246,7 +246,7 @@ def test_an_unknown_key_without_a_similar_one_lists_the_known_keys(write: Write)
         ('[sinks.a]\nkind = "forwrd"\n', "unknown kind of sink 'forwrd'. Did you mean forward?"),
         (
             '[sinks.a]\nkind = "blob"\ndestination = "backup"\n',
-            'line 3: sinks.a.destination is "backup" (a relative path has no fixed place; write it in full)',
+            'line 3: sinks.a.destination is "backup" (a relative path depends on the folder; write an absolute one)',
         ),
         (
             '[sinks.a]\nkind = "blob"\ndestination = "/a"\nencoder = "parquat"\n',

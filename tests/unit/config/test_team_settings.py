@@ -80,7 +80,7 @@ def test_a_setting_of_spark_is_set_and_shown_by_its_name_in_quotes(home: Home) -
         ("spark.jars.packages", "hashes"),
         ("spark.ui.enabled", "no sign-in"),
         ("spark.driver.bindAddress", "loopback"),
-        ("executor.cores", "begins with spark."),
+        ("executor.cores", "begin with"),
     ],
 )
 def test_a_setting_that_hypaware_depends_on_is_refused_with_the_reason(write: Write, name: str, reason: str) -> None:
