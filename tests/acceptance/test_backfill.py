@@ -183,7 +183,7 @@ def test_two_concurrent_imports_store_every_part_once(hyp: Hyp, projects: Path) 
     assert tokens_in(rows) == 12 * 200 * 10
 
 
-def test_an_import_with_nothing_to_do_says_so_and_does_not_start_spark(hyp: Hyp, projects: Path) -> None:
+def test_an_import_with_nothing_to_do_reports_it_and_does_not_start_spark(hyp: Hyp, projects: Path) -> None:
     projects.mkdir(parents=True)
     result = hyp.run("backfill")
     assert result.code == 0

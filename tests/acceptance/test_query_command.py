@@ -74,7 +74,7 @@ def test_a_pipe_gets_all_rows_without_a_limit(lake: Hyp) -> None:
     assert "1201 rows" in result.err
 
 
-def test_max_rows_truncates_and_says_so_on_stderr(lake: Hyp) -> None:
+def test_max_rows_truncates_and_reports_it_on_stderr(lake: Hyp) -> None:
     result = lake.run("query", "sql", f"SELECT 1 AS x FROM {DATASET}", "--format", "jsonl", "--max-rows", "3")
 
     assert result.out == '{"x":1}\n' * 3

@@ -32,7 +32,7 @@ def spooled_parts(user: User) -> dict[str, dict[str, object]]:
 
 @pytest.mark.hazard(114)
 @pytest.mark.parametrize("client", [CLAUDE, CODEX], ids=lambda client: client.name)
-def test_a_real_session_is_in_the_spool_at_once_and_each_part_once_in_the_lake(
+def test_a_real_session_is_spooled_immediately_and_each_part_is_once_in_the_lake(
     client: Client, tmp_path: Path, port: int
 ) -> None:
     enabled = f"[clients.{client.name}]\nenabled = true\n"

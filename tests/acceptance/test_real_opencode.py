@@ -61,7 +61,7 @@ def test_live_rows_meet_those_of_the_database_and_detach_restores_the_config(
             user.hyp.run("engine", "stop")
 
 
-def test_a_client_whose_daemon_died_goes_on(tmp_path: Path, port: int) -> None:
+def test_a_client_continues_after_its_daemon_died(tmp_path: Path, port: int) -> None:
     with opencode_user(tmp_path, speak) as user, running_daemon(user, port, ends_with=-signal.SIGKILL) as daemon:
         attach(user)
         assert LAST_WORD in user.says(*OPENCODE.first)

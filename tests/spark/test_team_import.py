@@ -50,7 +50,7 @@ def only(document: dict[str, Any]) -> dict[str, Any]:
     return dict(found)
 
 
-def test_two_machines_import_overlapping_histories_at_once_and_each_row_is_stored_once(
+def test_two_machines_import_overlapping_histories_concurrently_and_each_row_is_stored_once(
     servers: SharedLakeServers, tmp_path: Path
 ) -> None:
     first, second = machine(servers, "first"), machine(servers, "second")

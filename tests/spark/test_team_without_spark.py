@@ -48,7 +48,7 @@ def transcript(folder: Path, session: str) -> Path:
     return folder / "projects" / "-project" / f"{session}.jsonl"
 
 
-def test_overlapping_histories_of_two_machines_are_stored_once_and_told_apart(
+def test_overlapping_histories_of_two_machines_are_stored_once_and_stay_distinguishable(
     machines: tuple[Home, Home], tmp_path: Path
 ) -> None:
     first, second = machines

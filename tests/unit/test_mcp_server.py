@@ -191,7 +191,7 @@ def test_a_client_that_is_gone_ends_the_server_quietly(home: Home) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_server_at_once(home: Home, number: signal.Signals) -> None:
+def test_a_signal_ends_the_server_immediately(home: Home, number: signal.Signals) -> None:
     record(home, "fox")
 
     with started(home) as process:

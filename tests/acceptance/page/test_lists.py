@@ -153,7 +153,7 @@ def test_a_row_keeps_the_focus_when_the_whole_list_arrives(long_list: ServedPage
     expect(link).to_be_focused()
 
 
-def test_keys_go_on_over_the_rows_that_are_not_there_yet(long_list: ServedPage, visit: Visit) -> None:
+def test_keys_move_into_rows_that_are_still_loading(long_list: ServedPage, visit: Visit) -> None:
     page = visit(long_list, "/sessions")
     expect(page.locator(".sessions.windowed")).to_be_visible()
 
@@ -177,7 +177,7 @@ def test_the_list_is_read_page_by_page_without_scripts(long_list: ServedPage, vi
     assert parse_qs(urlsplit(page.url).query) == {"a": [session_number(403)], "b": [session_number(407)]}
 
 
-def test_results_appear_while_one_types_and_keys_open_them(long_list: ServedPage, visit: Visit) -> None:
+def test_results_appear_while_typing_and_keys_open_them(long_list: ServedPage, visit: Visit) -> None:
     page = visit(long_list, "/search")
     status = page.locator("#results").get_by_role("status")
     field = page.get_by_role("searchbox", name="Search everything")

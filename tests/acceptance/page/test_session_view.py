@@ -108,7 +108,7 @@ def test_a_failed_command_that_only_its_text_tells_is_marked_in_the_outline(
     expect(page.locator(".outline li.has-errors")).to_have_text("Build it1 error")
 
 
-def test_words_are_found_also_where_they_are_folded_or_cut(home: Home, page_server: ServePage, visit: Visit) -> None:
+def test_words_are_found_even_in_folded_or_shortened_parts(home: Home, page_server: ServePage, visit: Visit) -> None:
     make_home(home.root, ask(1, "Where is it?"), *call(2, "cat", "x\n" * 5000 + "the needle"), say(4, "Not here."))
     refresh_index(home)
     page = visit(page_server(home), f"/sessions/{SESSION}")

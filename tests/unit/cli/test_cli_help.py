@@ -25,7 +25,7 @@ def test_every_page_is_a_topic_with_its_heading(hyp: Run, home: Home) -> None:
 
 
 @pytest.mark.parametrize("topic", find_pages())
-def test_a_page_is_printed_as_it_is_written_if_nobody_looks(hyp: Run, topic: str) -> None:
+def test_a_page_is_printed_as_markdown_outside_a_terminal(hyp: Run, topic: str) -> None:
     code, out, _ = hyp("help", topic)
     assert code == 0
     assert out.startswith("# ")

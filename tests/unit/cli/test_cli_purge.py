@@ -57,7 +57,7 @@ def test_a_prefix_of_a_session_id_is_enough_if_it_is_unique(hyp: Hyp, home: Home
     assert "abc-1, abd-2" in json.loads(out)["error"]["message"]
 
 
-def test_a_session_that_nobody_knows_is_refused_and_no_tombstone_is_written(hyp: Hyp, home: Home) -> None:
+def test_an_unknown_session_is_refused_and_no_tombstone_is_written(hyp: Hyp, home: Home) -> None:
     append(home, rows(1))
     code, out, _ = hyp("purge", "--session", "never-seen", "--yes", "--json")
     assert (code, json.loads(out)["error"]["kind"]) == (1, "unknown_session")

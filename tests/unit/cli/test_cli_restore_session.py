@@ -81,7 +81,7 @@ def test_a_session_gets_its_transcripts_back_and_the_command_that_resumes_it(
     assert [json.loads(line)["uuid"] for line in main.read_bytes().splitlines()] == ["u1", "a1", "r1", "a2"]
 
 
-def test_a_session_that_the_client_has_is_left_as_it_is(hyp: Run, recorded: Home, tmp_path: Path) -> None:
+def test_a_session_that_the_client_still_has_is_not_changed(hyp: Run, recorded: Home, tmp_path: Path) -> None:
     elsewhere = tmp_path / "user/.claude/projects/-moved" / f"{SESSION}.jsonl"
     elsewhere.parent.mkdir(parents=True)
     elsewhere.write_text("the client's own\n")

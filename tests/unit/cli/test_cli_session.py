@@ -41,7 +41,7 @@ def test_a_session_is_ignored_and_unignored(hyp: Hyp, home: Home) -> None:
     )
 
 
-def test_an_id_that_nobody_knows_is_refused_and_nothing_is_written(hyp: Hyp, home: Home) -> None:
+def test_an_unknown_id_is_refused_and_nothing_is_written(hyp: Hyp, home: Home) -> None:
     code, out, _ = hyp("session", "ignore", ID, "--json")
     assert (code, json.loads(out)["error"]["kind"]) == (1, "unknown_session")
     assert not home.root.exists()

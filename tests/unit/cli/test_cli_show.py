@@ -292,7 +292,7 @@ def test_show_follows_a_session(recorded: Home, watch: Callable[..., subprocess.
     assert process.wait(PATIENCE) == 0
 
 
-def test_tail_ends_when_nobody_reads_it_any_more(
+def test_tail_ends_when_its_reader_is_gone(
     watch: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
     process = watch("tail")

@@ -101,7 +101,7 @@ def test_the_table_ends_with_the_total_and_the_date_of_the_prices(hyp: Run, home
     ("by", "shown", "kept"),
     [("day", "2026-11-02", "newest of 3 days"), ("session", "session-", "most expensive of 2 sessions")],
 )
-def test_a_table_that_is_cut_says_so_and_its_total_counts_everything(
+def test_a_truncated_table_says_that_it_is_and_its_total_counts_everything(
     hyp: Run, home: Home, monkeypatch: pytest.MonkeyPatch, by: str, shown: str, kept: str
 ) -> None:
     record(home)

@@ -475,6 +475,6 @@ def test_a_queued_prompt_that_is_also_an_ordinary_line_is_one_row(tmp_path: Path
         {"prompt": 7},
     ],
 )
-def test_a_queued_command_that_nobody_typed_is_no_row(tmp_path: Path, attachment: dict[str, Any]) -> None:
+def test_a_queued_command_that_the_user_did_not_type_makes_no_row(tmp_path: Path, attachment: dict[str, Any]) -> None:
     made = rows(tmp_path, user("u1", "Run it"), queued("q1", "A task ended.", "u1", 1, attachment=attachment))
     assert [each["message_id"] for each in made] == ["u1"]

@@ -218,7 +218,7 @@ def test_unknown_parts_are_counted(client: Client) -> None:
 
 @pytest.mark.hazard(60)
 @pytest.mark.parametrize("content", [b"not a database", b"SQLite format 3\0" + b"\xff" * 5000])
-def test_a_damaged_database_stays_due_and_says_so(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_database_stays_due_and_is_reported(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "opencode.db"
     path.write_bytes(content)
     importer = Importer(path)

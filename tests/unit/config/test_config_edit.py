@@ -123,7 +123,7 @@ def test_a_key_part_with_a_dot_can_be_quoted(write: Write) -> None:
     assert catalog["s3.endpoint"] == "http://127.0.0.1:9000"
 
 
-def test_a_whole_sink_can_be_set_at_once(write: Write) -> None:
+def test_a_whole_sink_can_be_set_with_one_command(write: Write) -> None:
     home = write(COMMENTED)
 
     set_value(home, "sinks.archive", '{ kind = "blob", destination = "/data" }')

@@ -123,7 +123,7 @@ def test_a_daemon_that_stops_ends_the_process_even_while_it_answers(daemon: Daem
         assert list(page_processes(daemon.home)) == []
 
 
-def test_a_process_that_fails_at_once_is_started_again_after_growing_pauses(
+def test_a_process_that_fails_immediately_is_restarted_after_growing_pauses(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home.run.mkdir(parents=True)

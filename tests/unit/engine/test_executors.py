@@ -49,7 +49,7 @@ def test_the_archive_is_built_once(cache: Path) -> None:
     assert list((cache / "executors").iterdir()) == [first]
 
 
-def test_an_installed_python_is_used_as_it_is_and_nothing_is_sent(cache: Path) -> None:
+def test_an_installed_python_is_used_unchanged_and_nothing_is_sent(cache: Path) -> None:
     given = {"spark.pyspark.python": "/opt/hypaware/bin/python", "spark.archives": "env.tar.gz#env"}
     settings = executors.executor_settings(cache, given)
     assert settings == {f"spark.executorEnv.{EXPECTED}": describe_versions()}
@@ -89,7 +89,7 @@ def test_a_machine_without_python_or_hypaware_is_named() -> None:
 
 
 @pytest.mark.hazard(116)
-def test_a_machine_that_does_not_share_a_folder_of_the_lake_says_so(tmp_path: Path) -> None:
+def test_a_machine_that_does_not_share_a_folder_of_the_lake_is_named(tmp_path: Path) -> None:
     for name in ("shared", "other"):
         (tmp_path / name).mkdir()
     (tmp_path / "shared" / ".probe").write_text(".probe")

@@ -38,7 +38,7 @@ def test_a_call_that_never_returns_times_out(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.hazard(29)
-def test_a_cancellation_ends_a_call_at_once(tmp_path: Path) -> None:
+def test_a_cancellation_ends_a_call_immediately(tmp_path: Path) -> None:
     async def cancel_call() -> None:
         call = asyncio.create_task(_call(tmp_path))
         await asyncio.sleep(0)

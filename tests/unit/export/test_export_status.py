@@ -265,7 +265,9 @@ def test_an_idle_round_needs_no_heavy_import(idle_home: DeliveryHome) -> None:
     assert not idle_home.home.lake.exists()
 
 
-def test_a_waiting_stream_is_due_at_its_retry_time_and_a_stream_with_new_rows_at_once(idle_home: DeliveryHome) -> None:
+def test_a_waiting_stream_is_due_at_its_retry_time_and_a_stream_with_new_rows_immediately(
+    idle_home: DeliveryHome,
+) -> None:
     later = datetime.now(UTC) + timedelta(minutes=10)
     now = datetime.now(UTC) + timedelta(minutes=1)
     idle_home.recorded(claude=11)
@@ -278,7 +280,7 @@ def test_a_waiting_stream_is_due_at_its_retry_time_and_a_stream_with_new_rows_at
     assert due_at(idle_home, now) == now
 
 
-def test_a_failed_or_held_stream_is_retried_later_and_at_once_after_a_config_change(
+def test_a_failed_or_held_stream_is_retried_later_and_immediately_after_a_config_change(
     idle_home: DeliveryHome,
 ) -> None:
     idle_home.recorded(claude=11)

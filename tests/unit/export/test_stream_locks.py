@@ -58,7 +58,7 @@ def test_a_second_round_in_the_same_process_finds_the_stream_locked(home: Home) 
 
 
 @pytest.mark.hazard(26)
-def test_a_second_process_is_told_which_process_holds_the_lock(home: Home) -> None:
+def test_the_error_of_a_second_process_names_the_holder_of_the_lock(home: Home) -> None:
     with processes.running(HOLD, home, KEY.sink, KEY.dataset, KEY.source) as other:
         assert other.stdout
         assert other.stdout.readline() == "held\n"

@@ -171,7 +171,7 @@ def test_a_client_reaches_its_provider_before_during_and_after_a_daemon_runs(fal
 
 
 @pytest.mark.hazard(111)
-def test_the_fallback_refuses_a_websocket_at_once(fallback_home: Home, address: str) -> None:
+def test_the_fallback_refuses_a_websocket_immediately(fallback_home: Home, address: str) -> None:
     """Codex then uses HTTP immediately; after any other answer it tries again for seconds."""
     with handover.acquire_socket(fallback_home, address) as held, provider() as upstream_port:
         port = held.address[1]

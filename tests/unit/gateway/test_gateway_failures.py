@@ -103,7 +103,7 @@ def test_a_path_without_a_route_gets_a_json_error(kept: KeptExchanges, tmp_path:
 
 
 @pytest.mark.hazard(111)
-def test_a_websocket_is_refused_at_once_so_that_the_client_uses_http(kept: KeptExchanges, tmp_path: Path) -> None:
+def test_a_websocket_is_refused_immediately_so_that_the_client_uses_http(kept: KeptExchanges, tmp_path: Path) -> None:
     asked = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
     with UpstreamStub() as stub, LiveGateway(stub, kept, tmp_path) as gateway:
         head, body = gateway.request(b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\n" + asked + b"\r\n")

@@ -355,7 +355,7 @@ def test_an_unknown_dialect_is_counted_by_its_path(method: str, path: str, why: 
     assert (projection.dialect, projection.rows, projection.skipped) == (None, (), {why: 1})
 
 
-def test_a_request_that_reached_nobody_is_not_counted_as_unreadable() -> None:
+def test_a_request_that_reached_no_upstream_is_not_counted_as_unreadable() -> None:
     exchange = exchange_samples.build_exchange(PATH, None, "", status=None, error="upstream_down")
     assert project_exchange(exchange, ConversationCache()).skipped == {"upstream_down:/v1/messages": 1}
 

@@ -186,7 +186,7 @@ def test_a_failed_response_becomes_a_row() -> None:
     assert canonical.loads(refused_row["status"])["error_code"] == "invalid_request_error"
 
 
-def test_a_response_that_hit_the_output_limit_says_so() -> None:
+def test_a_response_that_hit_the_output_limit_is_marked() -> None:
     answer = {**RESPONSE, "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
 
     assert canonical.loads(rows_of(BODY, answer)[-1]["status"]) == {"finish_reason": "length"}

@@ -165,7 +165,7 @@ def test_agents_that_no_call_started_are_threads_without_one(index: Index) -> No
     ] * 2
 
 
-def test_a_compaction_stands_where_it_happened(index: Index) -> None:
+def test_a_compaction_is_shown_where_it_happened(index: Index) -> None:
     found = read(index, COMPACTED)
 
     assert [each["is_compact_summary"] for each in found].index(True) == 4

@@ -117,7 +117,7 @@ def test_a_filter_that_matches_nothing_says_what_exists(tmp_path: Path, given: d
         assert explain_no_match(index.connection, make_filters(client="claude", model="claude-", project="web")) is None
 
 
-def test_without_any_rows_the_explanation_says_so(tmp_path: Path) -> None:
+def test_the_explanation_mentions_that_there_are_no_rows_at_all(tmp_path: Path) -> None:
     with index_of(tmp_path) as index:
         explained = explain_no_match(index.connection, make_filters(client="claude"))
 

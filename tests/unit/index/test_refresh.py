@@ -255,7 +255,7 @@ class TestUnreadableFiles:
         return sorted(home.warehouse.rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
 
     @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"PAR1 garbage PAR1")])
-    def test_the_rows_of_other_files_are_shown_and_the_user_is_told(self, home: Home, damage: Any) -> None:
+    def test_the_rows_of_other_files_are_shown_with_a_warning(self, home: Home, damage: Any) -> None:
         add_file(home, stored(home, 1, 3))
         add_file(home, stored(home, 4, 3))
         saved = self.data_files(home)[-1].read_bytes()
@@ -272,7 +272,9 @@ class TestUnreadableFiles:
         with open_index(home) as index:
             assert_index_agrees(home, index, ["text"])
 
-    def test_a_file_that_was_compacted_and_expired_meanwhile(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_file_that_is_compacted_and_expired_during_a_refresh(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         add_file(home, stored(home, 1, 3))
         plan_lake = refresh.plan_lake
         plans = []

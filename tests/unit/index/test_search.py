@@ -304,7 +304,7 @@ def checked_at_every_step() -> Iterator[None]:
     st.sampled_from([None, "shop"]),
     st.sampled_from(LIMITS),
 )
-def test_a_search_that_is_ended_early_returns_matches_and_says_so(
+def test_a_search_that_is_ended_early_returns_matches_and_reports_it(
     parts: list[SamplePart], words: str, seconds: int, role: str | None, project: str | None, patched: dict[str, int]
 ) -> None:
     options = {"filters": Filters(project=project), "role": role, "limit": 5}
@@ -330,7 +330,7 @@ def test_a_search_that_is_ended_early_returns_matches_and_says_so(
             assert hits == sorted(hits, key=lambda seq: (index.parts[seq].at, seq), reverse=True)
 
 
-def test_a_search_without_a_hit_goes_on_after_its_time() -> None:
+def test_a_search_without_a_hit_continues_after_its_time_limit() -> None:
     parts = [SamplePart("the dog or a fox", at=START + n * DAY) for n in range(30)]
     with (
         opened([SamplePart("the fox"), SamplePart("the fox"), *parts]) as index,
@@ -356,7 +356,7 @@ def test_a_search_without_a_hit_ends_when_patience_does() -> None:
 
 @pytest.mark.parametrize("limit", [5, None])
 @pytest.mark.parametrize("few", [0, 5000])
-def test_a_search_that_nobody_waits_for_ends(few: int, limit: int | None) -> None:
+def test_a_search_whose_caller_is_gone_ends(few: int, limit: int | None) -> None:
     parts = [SamplePart("the fox", at=START + n * DAY) for n in range(30)]
     with opened(parts) as index, limits(_FEW=few), checked_at_every_step():
         asked = 0

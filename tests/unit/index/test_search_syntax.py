@@ -66,7 +66,7 @@ def test_words_phrases_and_prefixes(text: str, expected: list[tuple[tuple[str, .
         (" ".join(f"w{n}" for n in range(MAX_TERMS + 1)), "more than"),
     ],
 )
-def test_what_cannot_be_read_says_where(text: str, reason: str) -> None:
+def test_a_syntax_error_names_its_position(text: str, reason: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_words(text)
 
@@ -98,7 +98,7 @@ def test_no_text_is_an_error_of_sqlite(text: str) -> None:
 
 
 @given(st.text(min_size=1, max_size=60))
-def test_a_text_is_found_by_itself_as_a_phrase(text: str) -> None:
+def test_a_text_finds_itself_as_a_phrase(text: str) -> None:
     try:
         words = parse_words('"' + text.replace('"', " ") + '"')
     except UsageError:

@@ -163,7 +163,7 @@ def test_a_command_answers_while_another_process_writes(home: Home, monkeypatch:
     assert "another process is writing the index" in notes[0]
 
 
-def test_two_commands_at_once_build_one_index(home: Home) -> None:
+def test_two_concurrent_commands_build_one_index(home: Home) -> None:
     work = "import sys; from pathlib import Path; from hypaware.home import Home\n"
     work += "from hypaware.index.store import open_index; open_index(Home(Path(sys.argv[1]))).close()"
     running = [subprocess.Popen([sys.executable, "-c", work, str(home.root)]) for _ in range(3)]

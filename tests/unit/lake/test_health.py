@@ -50,7 +50,7 @@ def test_a_lost_catalog_does_not_pass_for_an_empty_lake(home: Home) -> None:
 
 
 @pytest.mark.parametrize("what", ["metadata", "oldest manifest", "newest data file"])
-def test_an_unreadable_table_is_reported_at_once_with_the_repair_command(home: Home, what: str) -> None:
+def test_an_unreadable_table_is_reported_immediately_with_the_repair_command(home: Home, what: str) -> None:
     """Iceberg itself retries a torn file for a minute and a half."""
     known = metadata.read_metadata(newest(home))
     assert known.current

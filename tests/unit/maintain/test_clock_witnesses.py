@@ -114,7 +114,7 @@ def test_servers_are_believed_by_their_number(site: RetentionSite, agreeing: int
     assert site.retain().rows_expired == dropped
 
 
-def test_a_server_that_agrees_ends_the_doubt_at_once(site: RetentionSite) -> None:
+def test_a_server_that_agrees_ends_the_doubt_immediately(site: RetentionSite) -> None:
     """A commit in the future is the bad witness; without a server, it takes a week of commits."""
     commit_on(site, -40, WRONG, 0)
     assert site.retain(dry_run=True).rows_expired == 0

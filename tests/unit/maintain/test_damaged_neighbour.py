@@ -140,7 +140,7 @@ def test_a_backup_of_a_table_with_a_missing_file_keeps_the_rest_of_it(home: Home
     assert (len(inventory.rows), [path.name for path in inventory.lost]) == (2, [gone.name])
 
 
-def test_a_backup_without_a_catalog_is_incomplete_and_says_so(damaged_home: Home, tmp_path: Path) -> None:
+def test_a_backup_without_a_catalog_is_reported_as_incomplete(damaged_home: Home, tmp_path: Path) -> None:
     """A lost catalog is not an empty lake."""
     damaged_home.catalog.unlink()
     answer = Hyp(damaged_home.root).run("backup", str(tmp_path / "backup"), "--json")

@@ -281,7 +281,7 @@ def test_secrets_are_replaced_if_the_config_asks_for_it(opened: Home) -> None:
     assert SECRET not in json.dumps(row)
 
 
-def test_an_exporter_is_told_to_try_again_while_the_disk_is_full(tmp_path: Path) -> None:
+def test_an_exporter_gets_a_retryable_status_while_the_disk_is_full(tmp_path: Path) -> None:
     with small_disk.mounted(tmp_path / "disk") as disk:
         home = Home(disk.root / "home")
         open_home(home).store.close()

@@ -82,7 +82,7 @@ def without_times(value: Any) -> Any:
     return [without_times(each) for each in value] if isinstance(value, list) else value
 
 
-def test_the_page_says_what_hyp_status_says(at: StatusHome, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_page_shows_the_problems_of_hyp_status(at: StatusHome, capfd: pytest.CaptureFixture[str]) -> None:
     at.with_rows(20).with_client().write_config(
         '[clients.claude]\nenabled = true\n[sinks.team]\nkind = "blob"\ndestination = "/tmp/nowhere"\n'
         '[privacy.folders]\n"~/secret" = "ignore"\n'
@@ -309,7 +309,7 @@ def test_a_part_that_fails_is_reported_and_read_again() -> None:
     asyncio.run(look())
 
 
-def test_before_anything_is_known_the_page_says_so(at: StatusHome) -> None:
+def test_the_page_explains_that_nothing_is_known_yet(at: StatusHome) -> None:
     at.made()
     with closing(PageContext(at.home)) as context:
         values = describe_health(Reading(is_late=True), Reading(is_late=True), Reading(is_late=True), datetime.now(UTC))

@@ -37,7 +37,7 @@ def test_machines_have_the_names_and_people_that_the_server_knows(home: Home) ->
     assert (names.name_of("gw-unknown"), names.person_of("gw-unknown")) == ("gw-unknown", None)
 
 
-def test_machines_with_the_same_host_name_are_told_apart() -> None:
+def test_machines_with_the_same_host_name_are_distinguished() -> None:
     names = MachineNames({"gw-1": "mac", "gw-2": "mac", "gw-3": "pc"})
     assert [names.name_of(each) for each in ("gw-1", "gw-2", "gw-3")] == ["mac (gw-1)", "mac (gw-2)", "pc"]
 

@@ -43,7 +43,7 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("scheme", _SCHEMES)
 @pytest.mark.parametrize(("text", "ground"), _PAIRS)
-def test_text_can_be_told_from_its_ground(scheme: str, text: str, ground: str) -> None:
+def test_text_has_enough_contrast(scheme: str, text: str, ground: str) -> None:
     colours = read_colours(scheme)
     low, high = sorted(luminance(colours[name]) for name in (text, ground))
     assert (high + 0.05) / (low + 0.05) >= 4.5

@@ -164,7 +164,7 @@ def test_a_damaged_or_lost_index_is_built_again_while_the_page_answers(
     eventually(is_built_again)
 
 
-def test_an_index_of_a_newer_version_is_left_alone_and_the_page_says_so(context: PageContext, home: Home) -> None:
+def test_an_index_of_a_newer_version_is_left_alone_and_the_page_reports_it(context: PageContext, home: Home) -> None:
     eventually(lambda: read_count(context) == 23)
     with closing(sqlite3.connect(home.index)) as connection:
         connection.execute("PRAGMA user_version = 9999")

@@ -134,7 +134,7 @@ def test_a_part_arrives_once_on_its_way_to_the_lake(recorded: Home) -> None:
         assert "Second" not in reader.next()["html"]
 
 
-def test_a_browser_that_connects_again_goes_on_where_it_was(recorded: Home) -> None:
+def test_a_browser_that_reconnects_continues_where_it_was(recorded: Home) -> None:
     with served(recorded) as page:
         with closing(EventReader(page, at(2))) as reader:
             reader.next()

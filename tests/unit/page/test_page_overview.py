@@ -190,7 +190,7 @@ def test_the_chart_adds_up_to_the_usage_by_day(home: Home, page: ServedPage, hyp
     }
 
 
-def test_every_link_to_sessions_lists_as_many_as_it_says(home: Home, page: ServedPage) -> None:
+def test_every_link_to_sessions_lists_as_many_as_it_counts(home: Home, page: ServedPage) -> None:
     make_sample(home)
 
     document = open_overview(page)
@@ -301,7 +301,7 @@ def test_models_without_a_price_and_the_date_of_the_prices_are_named(home: Home,
     assert "There is no price for gpt-without-a-price" in text
 
 
-def test_nothing_in_the_default_window_shows_everything_and_says_so(home: Home, page: ServedPage) -> None:
+def test_an_empty_default_period_shows_everything_with_a_note(home: Home, page: ServedPage) -> None:
     make_home(home.root, response(1, at=of_age(200), usage=usage(100)))
 
     document = open_overview(page)

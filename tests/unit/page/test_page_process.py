@@ -49,7 +49,7 @@ def test_it_serves_the_page_of_its_home_to_those_who_signed_in(home: Home) -> No
         assert page.ask("/notice").status in (200, 204)
 
 
-def test_it_ends_when_nobody_asks(home: Home) -> None:
+def test_it_ends_without_requests(home: Home) -> None:
     with started(home, "--idle", "0.5") as (process, page):
         assert page.ask("/").status == 401
         assert process.wait(PATIENCE) == 0

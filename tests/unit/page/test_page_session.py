@@ -490,7 +490,7 @@ def test_a_message_is_copied_as_markdown(recorded: Home) -> None:
     assert answer.text.endswith("It failed:\n\n```python\nx = 1\n```\n")
 
 
-def test_a_session_of_another_machine_says_so(recorded: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_of_another_machine_names_the_machine(recorded: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_index(recorded) as index:
         ((machine,),) = index.connection.execute(
             "SELECT DISTINCT n.name FROM sessions s JOIN names n ON n.id = s.machine"

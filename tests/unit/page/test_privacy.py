@@ -249,7 +249,7 @@ def test_an_id_of_any_characters_works_and_is_escaped(page: ServedPage, home: Ho
     assert "<b>Odd</b>" not in listed
 
 
-def test_folders_that_do_not_answer_delay_nobody_for_long(
+def test_folders_that_do_not_answer_delay_no_request_for_long(
     page: ServedPage, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()

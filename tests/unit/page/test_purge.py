@@ -238,7 +238,7 @@ def test_an_id_that_looks_like_an_option_is_only_an_id(page: ServedPage, home: H
     assert confirm(page, shown, session_id=DASH).status == 303
 
 
-def test_a_preview_goes_on_when_the_process_that_started_it_ends(home: Home) -> None:
+def test_a_preview_continues_when_the_process_that_started_it_ends(home: Home) -> None:
     code = f"""
 import os, sys
 from hypaware.home import Home

@@ -46,7 +46,7 @@ def test_no_content_of_a_hypignore_raises(content: bytes) -> None:
     assert hypignore.parse_hypignore(content) in PrivacyClass
 
 
-def test_the_nearest_hypignore_wins_and_changes_apply_at_once(home: Home, tmp_path: Path) -> None:
+def test_the_nearest_hypignore_wins_and_changes_apply_immediately(home: Home, tmp_path: Path) -> None:
     inner = tmp_path / "work/open/deep"
     inner.mkdir(parents=True)
     privacy = PrivacyPolicy(home)

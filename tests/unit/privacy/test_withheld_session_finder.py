@@ -57,7 +57,7 @@ def test_the_finder_finds_what_one_look_finds(home: Home, clock: Clock) -> None:
             assert found.ids == (frozenset() if include_local_only else {"a"})
 
 
-def test_sessions_that_arrive_are_judged_at_once(home: Home, clock: Clock, tmp_path: Path) -> None:
+def test_new_sessions_are_judged_immediately(home: Home, clock: Clock, tmp_path: Path) -> None:
     finder = WithheldSessionFinder(home, clock=clock)
     assert _ids(home, finder) == {"a"}
     append(home, [_row(3, "c", tmp_path / "taxes" / "2026"), _row(4, "d", tmp_path / "shop")])

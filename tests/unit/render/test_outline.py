@@ -103,7 +103,7 @@ def test_a_call_without_a_result_is_shown_before_the_next_prompt() -> None:
     ]
 
 
-def test_a_subagent_stands_between_its_call_and_the_result() -> None:
+def test_a_subagent_is_shown_between_its_call_and_the_result() -> None:
     agent = in_agent("a1", message(2, "user", part("text", "Count")), said(3, "Two"))
     found = conversation(
         typed(0, "Go"),
@@ -191,7 +191,7 @@ def test_a_turn_adds_up_tokens_and_cost_with_those_of_its_subagents() -> None:
     assert (second.tokens["cache_read"], second.cost_usd) == (11000, 1.0)
 
 
-def test_what_the_client_added_is_told_apart_from_what_was_typed() -> None:
+def test_text_added_by_the_client_is_distinguished_from_typed_text() -> None:
     found = conversation(
         message(0, "developer", part("text", "You are an agent")),
         message(1, "user", part("text", "<environment_context>")),
@@ -224,7 +224,7 @@ def test_the_first_events_come_without_reading_the_rest() -> None:
     assert len(read) < 50
 
 
-def test_messages_that_arrive_are_shown_at_once_with_results_of_their_own() -> None:
+def test_new_messages_are_shown_immediately_with_results_of_their_own() -> None:
     live = LiveOutline()
     arriving: list[Message] = [typed(0, "Go"), called(1, "a"), answered(2, "a"), said(3, "Done")]
 
@@ -233,7 +233,7 @@ def test_messages_that_arrive_are_shown_at_once_with_results_of_their_own() -> N
     assert found == [["you:", "text Go"], ["agent:", "call a -> None"], ["result done"], ["text Done"]]
 
 
-def test_a_call_that_arrives_after_its_result_says_so() -> None:
+def test_a_call_that_arrives_after_its_result_is_marked() -> None:
     live = LiveOutline()
     arriving: list[Message] = [answered(0, "a"), called(1, "a"), called(2, "b"), answered(3, "b")]
 

@@ -91,7 +91,7 @@ def test_html_has_only_plain_tags_and_links_to_the_web(text: str) -> None:
     assert all(re.match(r"https?://|mailto:", target, re.IGNORECASE) for target in found.targets)
 
 
-def test_text_that_is_too_long_to_parse_is_shown_as_it_is() -> None:
+def test_text_that_is_too_long_to_parse_is_shown_as_plain_text() -> None:
     assert to_html("*" * 200_000) == f"<pre>{'*' * 200_000}</pre>\n"
     assert to_html("<b>" * 50_000).startswith("<pre>&lt;b&gt;")
 
@@ -99,7 +99,7 @@ def test_text_that_is_too_long_to_parse_is_shown_as_it_is() -> None:
 @pytest.mark.parametrize(
     "text", ["plain", "**bold** [x](https://example.com)", "- a\n- b\n", "```py\nx = 1\n```", "a < b && c"]
 )
-def test_harmless_markdown_stays_as_it_is(text: str) -> None:
+def test_harmless_markdown_is_not_changed(text: str) -> None:
     assert to_markdown(text) == text.strip("\n")
 
 

@@ -40,7 +40,7 @@ WRAPPED = (
         ("x", {"todos": [7]}, 'x: {"todos": [7]}'),
     ],
 )
-def test_the_most_telling_argument_stands_for_the_call(name: str | None, args: Any, expected: str) -> None:
+def test_a_call_is_shown_with_its_most_telling_argument(name: str | None, args: Any, expected: str) -> None:
     found = summarize_call(name, args, CWD)
 
     assert f"{found.name}: {found.summary}" == expected

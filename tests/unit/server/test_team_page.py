@@ -336,7 +336,7 @@ def test_one_person_cannot_take_all_places(team_home: Home) -> None:
         assert [each.result(60).status for each in asked] == [200] * 3
 
 
-def test_one_person_may_have_some_requests_at_once(team_home: Home) -> None:
+def test_one_person_may_have_some_concurrent_requests(team_home: Home) -> None:
     held = Held()
     with (
         served_team_page(team_home, PageLimits(of_one_viewer=1), extra=held.routes()) as page,
@@ -370,7 +370,7 @@ def test_a_revoked_token_ends_what_follows_a_session(team_home: Home) -> None:
 
 
 @pytest.mark.parametrize("path", ["/large", "/endless"])
-def test_a_response_that_nobody_reads_is_given_up(team_home: Home, path: str) -> None:
+def test_a_response_that_the_client_does_not_read_is_given_up(team_home: Home, path: str) -> None:
     held = Held()
     limits = PageLimits(send_seconds=0.2, answer_seconds=0.2, check_seconds=0.05)
     with served_team_page(team_home, limits, extra=held.routes()) as page:

@@ -94,7 +94,7 @@ def test_a_withheld_session_is_nowhere_on_the_page(home: Home, rule: str) -> Non
         assert re.search(r"<dt>Sessions</dt><dd><a [^>]*>1</a>", machines)
 
 
-def test_a_session_is_withheld_as_soon_as_the_policy_says_so(home: Home) -> None:
+def test_a_session_is_withheld_as_soon_as_the_policy_changes(home: Home) -> None:
     with served_team_page(make_team_home(home)) as page:
         browser = page.signed_in()
         assert _status(browser, f"/sessions/{WITHHELD}") == 200

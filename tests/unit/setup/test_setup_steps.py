@@ -143,7 +143,7 @@ def test_a_home_whose_only_task_is_to_receive_rows_installs_no_service(
     assert "next: to start the daemon with every login: hyp daemon install" in err
 
 
-def test_a_home_that_cannot_be_created_stops_the_setup_at_once(
+def test_a_home_that_cannot_be_created_stops_the_setup_immediately(
     hyp: Hyp, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("not a folder")

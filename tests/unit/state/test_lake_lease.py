@@ -158,7 +158,7 @@ def test_a_lease_has_one_owner_and_each_owner_a_higher_epoch(lake: SharedLake) -
         assert not lake_lease.renew(other, _LAKE, 2, lake.schema)
 
 
-def test_the_owner_commits_and_nobody_else_does(lake: SharedLake) -> None:
+def test_only_the_owner_commits(lake: SharedLake) -> None:
     with lake.session() as run:
         epoch = lake.acquire_eventually(run)
         lake.catalog(epoch).load_table(_TABLE).append(_ROWS)

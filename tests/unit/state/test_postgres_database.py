@@ -89,7 +89,7 @@ def test_a_client_that_is_stopped_in_a_transaction_loses_it_and_cannot_commit_it
     assert _keys(store) == ["quick"]
 
 
-def test_a_client_that_is_killed_in_a_transaction_leaves_nothing_and_blocks_nobody(
+def test_a_client_that_is_killed_in_a_transaction_leaves_nothing_and_blocks_no_other(
     store: StateStore, home: Home
 ) -> None:
     with running(_WRITE_SLOWLY, home, describe(_change(store, idle_seconds=_SHORT))) as writer:

@@ -244,5 +244,5 @@ def test_the_lists_of_a_document_are_bounded() -> None:
     assert {len(value) for value in document.values() if isinstance(value, list)} == {1000}
 
 
-def test_a_week_is_what_people_are_told() -> None:
+def test_expiry_is_announced_a_week_ahead() -> None:
     assert timedelta(days=7) == session_expiry.SOON

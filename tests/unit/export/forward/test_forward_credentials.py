@@ -149,7 +149,7 @@ def test_a_wrong_bootstrap_token_is_denied_with_the_repair(home: Home, token_fil
     assert str(token_file) in str(denied.value.repair)
 
 
-def test_a_new_token_in_the_file_applies_at_once(home: Home, token_file: Path) -> None:
+def test_a_new_token_in_the_file_applies_immediately(home: Home, token_file: Path) -> None:
     """The user replaces the token while a sink is open, or after the old one was exchanged."""
 
     async def work(server: PlainServer) -> None:
@@ -366,7 +366,7 @@ def test_a_token_response_without_a_valid_token_is_unreachable(home: Home, token
     assert not kept_file(home).exists()
 
 
-def test_a_home_whose_id_is_bound_to_another_home_is_told_the_repair(home: Home, token_file: Path) -> None:
+def test_the_error_for_an_id_that_is_bound_to_another_home_names_the_repair(home: Home, token_file: Path) -> None:
     with PlainServer() as server:
         server.answer(403, under=BOOTSTRAP, body=b'{"error":"gateway_bound"}')
         with pytest.raises(DestinationDenied, match="has bound the id") as denied:

@@ -214,7 +214,7 @@ def test_a_response_is_not_decompressed(home: Home) -> None:
 
 
 @pytest.mark.hazard(29)
-def test_a_cancellation_ends_all_requests_at_once(home: Home) -> None:
+def test_a_cancellation_ends_all_requests_immediately(home: Home) -> None:
     """While it waits for a response, while it sends a body, and while it queries the server."""
 
     async def work() -> None:
