@@ -77,7 +77,8 @@ def _kinds(words: Words, chance: random.Random) -> dict[str, Callable[[], str]]:
         "two ordinary words": lambda: f"{one_of(ordinary)} {one_of(ordinary)}",
         "a frequent and a rare word": lambda: f"{one_of(frequent)} {one_of(rare)}",
         "two frequent words": lambda: f"{one_of(frequent)} {one_of(frequent)}",
-        "a phrase": lambda: f'"{one_of(ordinary)} {one_of(ordinary)}"',
+        "a phrase of ordinary words": lambda: f'"{one_of(ordinary)} {one_of(ordinary)}"',
+        "a phrase of frequent words": lambda: f'"{one_of(frequent)} {one_of(frequent)}"',
         "a prefix of three letters": lambda: f"{one_of(ordinary)[:3]}*",
         "a prefix of two letters": lambda: f"{one_of(ordinary)[:2]}*",
     }
