@@ -9,7 +9,7 @@ from hypaware.cli.command import Command, Group, json_option
 from hypaware.cli.jobs import open_progress
 from hypaware.errors import NotReady
 from hypaware.home import Home
-from hypaware.text import format_size
+from hypaware.text import format_count, format_size
 
 
 @click.group("index", cls=Group, examples=["hyp index status", "hyp index rebuild"])
@@ -32,10 +32,12 @@ def status() -> None:
     if document["version"] is None:
         output.emit("There is no index yet; the next reading command builds it.")
     else:
-        output.emit(f"{document['rows']:,} rows, {format_size(document['bytes'])}, version {document['version']}")
+        rows, size = format_count(document["rows"], "row"), format_size(document["bytes"])
+        output.emit(f"{rows}, {size}, version {document['version']}")
     if document["lag_rows"]:
         state = "being added" if document["building"] else "not yet added"
-        output.emit(f"{document['lag_rows']:,} rows of the lake and the spool are {state}")
+        verb = "is" if document["lag_rows"] == 1 else "are"
+        output.emit(f"{format_count(document['lag_rows'], 'row')} of the lake and the spool {verb} {state}")
 
 
 @index.command("rebuild", cls=Command, examples=["hyp index rebuild"])
@@ -54,7 +56,7 @@ def rebuild() -> None:
         output.warn(report.warning)
     document = read_index_status(home)
     if not output.emit_document(document):
-        output.emit(f"The index has {document['rows']:,} rows, {format_size(document['bytes'])}.")
+        output.emit(f"The index has {format_count(document['rows'], 'row')}, {format_size(document['bytes'])}.")
 
 
 def _existing_home() -> Home:

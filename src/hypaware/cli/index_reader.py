@@ -39,3 +39,8 @@ def note_no_match(index: Index, filters: Filters) -> None:
 
     if reason := explain_no_match(index.connection, filters):
         output.note(reason)
+
+
+def note_nothing_recorded() -> None:
+    """Name the command that imports history. For an answer without filters that has nothing."""
+    output.note("to import the session history on this machine: hyp backfill")

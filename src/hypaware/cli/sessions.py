@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from hypaware.cli import output
-from hypaware.cli.index_reader import note_no_match, open_for_reading
+from hypaware.cli.index_reader import note_no_match, note_nothing_recorded, open_for_reading
 from hypaware.index.filters import format_moments, project_of, to_datetime
 from hypaware.text import format_count
 
@@ -57,6 +57,8 @@ def show_sessions(filters: Filters, errors: bool, grep: str | None, sort: str, l
             output.emit("no session matches" if is_filtered else "no session is recorded")
         if not found.rows and index.progress is None:
             note_no_match(index, filters)
+            if not is_filtered:
+                note_nothing_recorded()
         elif len(numbers) > len(found.rows) and not output.wants_json():
             output.note(f"showing only {_count_shown(index, found, is_filtered)}; to see all: --limit 0")
 

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from hypaware.cli import output
-from hypaware.cli.index_reader import note_no_match, open_for_reading
+from hypaware.cli.index_reader import note_no_match, note_nothing_recorded, open_for_reading
 from hypaware.errors import UsageError
 from hypaware.text import format_count
 
@@ -60,6 +60,8 @@ def show_usage(filters: Filters, by: str | None, statusline: bool, limit: int | 
                 output.note(f"showing only the {len(found.rows):,} {kept} of {counted}; to see all: --limit 0")
         if is_empty and index.progress is None:
             note_no_match(index, filters)
+            if filters.is_empty:
+                note_nothing_recorded()
 
 
 def _name_sessions(index: Index, ids: Sequence[str]) -> list[TextColumn]:

@@ -155,6 +155,14 @@ def test_invalid_prices_are_an_error(hyp: Run, home: Home) -> None:
     assert (code, json.loads(out)["error"]["kind"]) == (1, "config")
 
 
+@pytest.mark.parametrize("command", ["usage", "sessions"])
+def test_in_an_empty_home_the_import_is_named_unless_a_filter_is_given(hyp: Run, home: Home, command: str) -> None:
+    make_home(home.root)
+
+    assert hyp(command)[2] == "to import the session history on this machine: hyp backfill\n"
+    assert hyp(command, "--since", "7d")[2] == ""
+
+
 def test_without_a_home_usage_names_the_setup(hyp: Run, home: Home) -> None:
     code, _, err = hyp("usage")
 
