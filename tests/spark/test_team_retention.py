@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
@@ -11,9 +12,11 @@ from hypaware.iceberg import catalog
 from hypaware.maintain import retention
 from hypaware.maintain.purge.other_machines import forget_purged
 from hypaware.model.datasets import SEQ
-from tests.support.light_home import DATASET
+from tests.support.light_home import DATASET, append, flush
 from tests.support.light_lake import read_lake
-from tests.support.retention_cases import RetentionSite
+from tests.support.light_process import was_killed
+from tests.support.retention_cases import NOW, RetentionSite
+from tests.support.rows import row
 from tests.support.shared_lake import SharedLakeServers
 
 
@@ -26,7 +29,7 @@ def sites(servers: SharedLakeServers) -> Iterator[tuple[RetentionSite, Retention
 
 
 def sequences(site: RetentionSite) -> dict[str, int]:
-    return {row["message_id"]: row[SEQ] for row in read_lake(site.home, DATASET)}
+    return {each["message_id"]: each[SEQ] for each in read_lake(site.home, DATASET)}
 
 
 @pytest.mark.hazard(102)
@@ -47,3 +50,24 @@ def test_days_that_are_readmitted_can_be_restored_by_another_machine_that_has_th
     second.numbers = 0
     second.commit(20)
     assert sequences(second) == before
+
+
+@pytest.mark.hazard(4)
+def test_a_machine_that_was_off_for_weeks_does_not_commit_its_segment_again(
+    servers: SharedLakeServers, sites: tuple[RetentionSite, RetentionSite]
+) -> None:
+    """It was killed when its rows were in the lake, another machine recorded that, and retention has removed them."""
+    off, other = sites
+    other.commit(0)
+    append(off.home, [row(number, message_created_at=(NOW - timedelta(days=20)).isoformat()) for number in (1, 2)])
+    assert was_killed(off.home, "flush", crash_at="lake.commit.after-commit")
+    flush(other.home)
+    assert len(sequences(other)) == 3
+    servers.execute("UPDATE hypaware.segments SET updated_at = to_char(now() - interval '60 days', 'YYYY-MM-DD')")
+    other.numbers = 3
+    other.commit(0)
+    other.configure(default_days=5)
+    other.retain()
+    assert flush(off.home).rows.total == 0
+    assert not list((off.home.spool / DATASET / "sealed").iterdir())
+    assert sequences(off).keys() == {"message-0", "message-3"}

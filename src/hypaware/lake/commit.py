@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from hypaware import faults, telemetry
+from hypaware.config.shared_lake import find_shared_lake
 from hypaware.errors import HypError, Retryable
 from hypaware.home import Home, durable_files
 from hypaware.iceberg import fsync, metadata
@@ -177,8 +178,9 @@ def find_flush_files(home: Home, flush: Flush) -> dict[str, tuple[int, int]]:
 
 
 def record_flush(home: Home, store: StateStore, flush: Flush, outcome: FlushOutcome) -> None:
+    keep = {} if find_shared_lake(home) is None else {"keep_segments": flushes.KEEP_OF_MEMBERS}
     with store.transaction() as connection:
-        flushes.record_flush(connection, flush, outcome)
+        flushes.record_flush(connection, flush, outcome, **keep)
     mirror.write_mirror(home.mirror, store)
 
 

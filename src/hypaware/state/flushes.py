@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 _MAX_SEQUENCE = 2**62
 # How long finished segments and flushes are kept, in case a segment file reappears.
 _KEEP_FINISHED = timedelta(days=30)
+# Another machine may have finished the flush, and the one that has the file may be off for long.
+KEEP_OF_MEMBERS = timedelta(days=366)
+_LOOKUP_SIZE = 500
 
 
 @dataclass(frozen=True)
@@ -235,8 +238,13 @@ def discard_flush(connection: Connection, flush: Flush, *, blamed: Iterable[str]
     )
 
 
-def record_flush(connection: Connection, flush: Flush, outcome: FlushOutcome) -> None:
-    """Record that a flush was committed, or had no rows: finish its segments and raise its high water."""
+def record_flush(
+    connection: Connection, flush: Flush, outcome: FlushOutcome, *, keep_segments: timedelta = _KEEP_FINISHED
+) -> None:
+    """Record that a flush was committed, or had no rows: finish its segments and raise its high water.
+
+    Records of committed segments are deleted after `keep_segments`.
+    """
     now = utc_now()
     _finish_flush(
         connection,
@@ -252,18 +260,18 @@ def record_flush(connection: Connection, flush: Flush, outcome: FlushOutcome) ->
     raise_high_water(connection, flush.dataset, outcome.high_water)
     promote_checkpoints(connection, flush.id)
     streams.promote_watermarks(connection, flush.id)
-    horizon = ((datetime.now(UTC) - _KEEP_FINISHED).isoformat(),)
+    present = datetime.now(UTC)
     # An object that could not be removed all this time would be committed again.
     connection.execute(
         "DELETE FROM segments WHERE status = 'committed' AND updated_at < ? AND NOT EXISTS (SELECT 1 FROM received"
         " WHERE received.dataset = segments.dataset AND received.segment = segments.name)",
-        horizon,
+        ((present - keep_segments).isoformat(),),
     )
     # One commit of each day stays: these days tell whether the clock can be trusted.
     connection.execute(
         "DELETE FROM flushes WHERE finished_at < ? AND (status = 'burnt' OR status = 'committed' AND id NOT IN"
         " (SELECT max(id) FROM flushes WHERE status = 'committed' GROUP BY substr(finished_at, 1, 10)))",
-        horizon,
+        ((present - _KEEP_FINISHED).isoformat(),),
     )
 
 
@@ -283,8 +291,12 @@ def mark_segments_committed(connection: Connection, dataset: str, names: Iterabl
 
 def committed_segments(connection: Connection, dataset: str, names: Iterable[str]) -> set[str]:
     """Return those of the named segments whose rows are in the lake, so that only their files remain."""
-    sql = "SELECT name FROM segments WHERE dataset = ? AND status = 'committed'"
-    return set(connection.values(sql, (dataset,))) & set(names)
+    wanted, found = sorted(set(names)), set[str]()
+    for some in (wanted[start : start + _LOOKUP_SIZE] for start in range(0, len(wanted), _LOOKUP_SIZE)):
+        markers = ", ".join("?" * len(some))
+        sql = f"SELECT name FROM segments WHERE dataset = ? AND status = 'committed' AND name IN ({markers})"
+        found.update(connection.values(sql, (dataset, *some)))
+    return found
 
 
 def segment_attempts(connection: Connection, dataset: str) -> dict[str, int]:

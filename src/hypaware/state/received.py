@@ -94,9 +94,12 @@ def list_datasets(connection: Connection) -> list[str]:
 
 
 def forget_objects(connection: Connection, dataset: str, names: Iterable[str]) -> None:
-    """Forget objects that were removed."""
+    """Forget committed objects that were removed. Their names are never used again, so nothing needs a record."""
     for name in names:
         connection.execute("DELETE FROM received WHERE dataset = ? AND segment = ?", (dataset, name))
+        connection.execute(
+            "DELETE FROM segments WHERE dataset = ? AND name = ? AND status = 'committed'", (dataset, name)
+        )
 
 
 def forget_committed_files(connection: Connection) -> None:

@@ -55,6 +55,8 @@ def test_an_object_is_listed_until_it_was_removed_and_a_file_until_its_flush_is_
     with store.transaction() as connection:
         received.forget_objects(connection, DATASET, [OBJECT.name])
         assert received.list_datasets(connection) == []
+        found = connection.values("SELECT name FROM segments")
+    assert found == [FILE.name], "receivers accept millions of batches, of which nothing remains"
 
 
 @pytest.mark.hazard(4)
