@@ -129,3 +129,7 @@ def test_what_a_subagent_did_is_in_its_session_and_told_from_what_the_user_said(
     prompts = [row["content_text"] for row in said if row["role"] == "user" and not row.get("is_sidechain")]
     assert [text for text in prompts if not text.startswith("<task-notification>")][-1:] == ["Let a subagent do it."]
     assert not [row for row in said if row not in its and row.get("agent_id")]
+    agents = {row["message_id"]: row.get("agent_id") for row in said}
+    links = {row["message_id"]: row["previous_message_id"] for row in said if not row.get("agent_id")}
+    assert {agents[before] for each in links.values() for before in each} == {None}
+    assert list(links.values()).count([]) == 1, "the thread is whole"

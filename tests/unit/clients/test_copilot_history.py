@@ -97,3 +97,32 @@ def test_messages_of_a_subagent_are_marked_and_links_lead_through_other_events(t
     assert (rows[1]["agent_id"], rows[1]["is_sidechain"]) == ("c1", True)
     assert rows[0]["attributes"]["copilot"] == {"attachments": [{"path": "a.py"}]}
     assert skipped == {"bookkeeping": 1, "unknown_type:dream": 1}
+
+
+def test_threads_that_run_side_by_side_are_each_linked_in_themselves(tmp_path: Path) -> None:
+    def of(agent: str, *given: Any, **data: Any) -> dict[str, Any]:
+        return event(*given, **data) | {"agentId": agent}
+
+    rows, _ = read(
+        tmp_path,
+        event("e1", "assistant.message", content="Two agents"),
+        of("A", "e2", "subagent.started", "e1", toolCallId="c1"),
+        of("B", "e3", "subagent.started", "e2", toolCallId="c2"),
+        of("A", "e4", "user.message", "e3", content="Do one"),
+        of("B", "e5", "user.message", "e4", content="Do two"),
+        of("A", "e6", "assistant.message", "e5", content="One is done", parentToolCallId="c1"),
+        of("B", "e7", "assistant.message", "e6", content="Two is done", parentToolCallId="c2"),
+        event("e8", "assistant.turn_end", "e7"),
+        event("e9", "assistant.message", "e8", content="Both are done"),
+        event("e10", "user.message", "e1", content="Went back"),
+    )
+
+    assert [(row["message_id"], row.get("agent_id"), row["previous_message_id"]) for row in rows] == [
+        ("e1", None, []),
+        ("e4", "c1", ["e1"]),
+        ("e5", "c2", ["e1"]),
+        ("e6", "c1", ["e4"]),
+        ("e7", "c2", ["e5"]),
+        ("e9", None, ["e1"]),
+        ("e10", None, ["e1"]),
+    ]

@@ -12,15 +12,16 @@ Files are `<COPILOT_HOME or ~/.copilot>/session-state/<session>/events.jsonl`, i
 `session.start` and `session.resume` hold folder, branch and version. `session.usage_record` holds the token counts of a
 call and precedes the message of the same `apiCallId`, which carries them. Lines are appended and never change, so no
 message is held back. Each line of a subagent has its id (`agentId`), and `subagent.started` the call that started it.
+The links lead through all lines, so a message after those of a subagent is linked to the last one of its own thread.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypaware.clients import git, session_files
 from hypaware.clients.client import Environment, ImportItem, Provenance, ProviderEvent, Source
@@ -93,6 +94,16 @@ def _name_of(path: Path) -> str:
     return path.parent.name if path.name == "events.jsonl" else path.stem
 
 
+class _EventMessage(NamedTuple):
+    line: SourceLine
+    fresh: bool
+    """Whether it makes rows now."""
+    usage: dict[str, int] | None
+    agent: str | None
+    """The call that started its subagent; None for the session's own thread."""
+    parent: str | None
+
+
 @dataclass
 class _Session:
     """The first pass: which lines are messages, and what they share."""
@@ -101,11 +112,14 @@ class _Session:
     context: Data = field(default_factory=dict)
     """Folder and branch, as they were at the start."""
     started_at: str | None = None
-    messages: list[tuple[SourceLine, bool, dict[str, int] | None]] = field(default_factory=list)
-    """(line, whether it makes rows now, its token counts)"""
+    messages: list[_EventMessage] = field(default_factory=list)
     links: dict[str, str | None] = field(default_factory=dict)
-    calls: dict[str, str | None] = field(default_factory=dict)
+    _calls: dict[str, str | None] = field(default_factory=dict)
     """The call that started each subagent, by the id of the subagent."""
+    _threads: dict[str, str | None] = field(default_factory=dict)
+    """The subagent of the message that a line is, or follows."""
+    _last: dict[str | None, str | None] = field(default_factory=dict)
+    """The last message of each subagent."""
     _usage: dict[str, dict[str, int] | None] = field(default_factory=dict)
 
     def add(self, line: SourceLine, value: Data, reader: SourceReader) -> None:
@@ -114,19 +128,35 @@ class _Session:
         self.started_at = self.started_at or time
         if isinstance(kind, str) and kind in _ROLES and isinstance(data, dict):
             usage = self._usage.pop(str(data.get("apiCallId")), None) if kind == "assistant.message" else None
-            self.messages.append((line, reader.wants(line, time, new=new), usage))
+            agent, parent = self._link_message(value, data)
+            self.messages.append(_EventMessage(line, reader.wants(line, time, new=new), usage, agent, parent))
             return
         if event := text_or_none(value.get("id")):
-            self.links[event] = text_or_none(value.get("parentId"))
+            parent = self.links[event] = text_or_none(value.get("parentId"))
+            if parent in self._threads:
+                self._threads[event] = self._threads[parent]
         if isinstance(data, dict):
             self._add_facts(kind, data)
             if kind == "subagent.started" and (agent := text_or_none(value.get("agentId"))):
-                self.calls[agent] = text_or_none(data.get("toolCallId"))
+                self._calls[agent] = text_or_none(data.get("toolCallId"))
         if new:
             known = isinstance(kind, str) and kind in _BOOKKEEPING
             no_data = isinstance(kind, str) and kind in _ROLES
             reason = "bookkeeping" if known else "no_data" if no_data else unknown_type_reason(kind, reader.skipped)
             reader.skipped[reason] += 1
+
+    def _link_message(self, value: Data, data: Data) -> tuple[str | None, str | None]:
+        """Return the subagent of a message, and the id at which the search for the message before it starts."""
+        own, event = text_or_none(value.get("agentId")), text_or_none(value.get("id"))
+        # The prompts of a subagent name only the subagent itself.
+        agent = text_or_none(data.get("parentToolCallId")) or self._calls.get(own or "") or own
+        parent = text_or_none(value.get("parentId"))
+        if self._threads.get(parent or "", agent) != agent:
+            # A subagent begins after the last message of the session's own thread, its call.
+            parent = self._last.get(agent) or self._last.get(None)
+        if event is not None:
+            self._threads[event], self._last[agent] = agent, event
+        return agent, parent
 
     def _add_facts(self, kind: Any, data: Data) -> None:
         if kind in _STARTS:
@@ -157,14 +187,13 @@ def _build_exchange(name: str, session: _Session, reader: SourceReader) -> Excha
             "repo_root": text_or_none(context.get("gitRoot")) or repository.repo_root,
         },
         links=session.links,
-        messages=(_build_message(line.value, session.calls, fresh, usage) for line, fresh, usage in session.messages),
+        messages=map(_build_message, session.messages),
     )
 
 
-def _build_message(value: Data, calls: Mapping[str, str | None], fresh: bool, usage: dict[str, int] | None) -> Message:
-    kind, data, agent = value["type"], value["data"], text_or_none(value.get("agentId"))
-    # The prompts of a subagent name only the subagent itself.
-    call = text_or_none(data.get("parentToolCallId")) or calls.get(agent or "") or agent
+def _build_message(found: _EventMessage) -> Message:
+    value, call = found.line.value, found.agent
+    kind, data = value["type"], value["data"]
     is_error = kind == "session.error"
     attachments = data.get("attachments")
     return Message(
@@ -172,9 +201,9 @@ def _build_message(value: Data, calls: Mapping[str, str | None], fresh: bool, us
         content=_list_blocks(kind, data),
         created_at=value.get("timestamp"),
         message_id=text_or_none(value.get("id")),
-        parent=text_or_none(value.get("parentId")),
-        fresh=fresh,
-        usage=usage,
+        parent=found.parent,
+        fresh=found.fresh,
+        usage=found.usage,
         error_code=text_or_none(data.get("errorType")) if is_error else None,
         error_message=text_or_none(data.get("message")) if is_error else None,
         columns={
