@@ -13,10 +13,10 @@ from hypaware.clients.copilot.history import CopilotHistory
 from hypaware.clients.gemini.history import GeminiHistory
 from hypaware.clients.qwen.history import QwenHistory
 from tests.support import session_oracle
+from tests.support.client_samples import FIXTURES, copy_sample
 from tests.support.history import GrowingFile, rows_of, usage
 from tests.support.session_oracle import Totals
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 Oracle = Callable[[bytes], Totals]
 CLIENTS: list[tuple[Provider, str, Oracle]] = [
     (CopilotHistory(), "copilot", session_oracle.copilot),
@@ -30,21 +30,6 @@ SAMPLES = [
 ]
 AGENTS = {"copilot": "call_3", "gemini": "5b685ad6-396f-4e4d-91ca-5abd2901653f", "qwen": "general-purpose-call_17"}
 """The subagents in the samples: the call that started one, the name of its file, or the client's id."""
-
-
-def copy_sample(folder: Path, sample: Path) -> Path:
-    """Put a sample where its client keeps sessions."""
-    client, _, *inner = sample.relative_to(FIXTURES).parts
-    if client == "copilot":
-        inner = ["session-state", sample.stem, "events.jsonl"]
-    elif inner[0] != "subagents":
-        inner = ["chats", *inner]
-    path = folder.joinpath(*inner)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(sample.read_bytes())
-    if (meta := sample.with_suffix(".meta.json")).exists():
-        path.with_suffix(".meta.json").write_bytes(meta.read_bytes())
-    return path
 
 
 @pytest.mark.parametrize(("provider", "sample", "oracle"), SAMPLES)

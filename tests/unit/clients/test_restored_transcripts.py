@@ -29,12 +29,12 @@ from hypaware.model.datasets import complete_row
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 from tests.support import claude_transcripts, codex_rollouts, exchange_samples
 from tests.support.claude_transcripts import SESSION, answers, calls, says, user
+from tests.support.client_samples import FIXTURES, copy_sample
 from tests.support.history import GATEWAY_ID, readable
 from tests.support.opencode_database import make_database
 from tests.support.restored_sessions import Rows, by_session, differences, read_rows, write_files
 from tests.support.strategies import json_values
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 NEW_ID = "33333333-3333-4333-8333-333333333333"
 WRITERS: Mapping[str, tuple[TranscriptWriter, Provider]] = {
     "claude": (ClaudeTranscript(), claude_transcripts.PROVIDER),
@@ -63,7 +63,7 @@ def read_samples(client: str, folder: Path) -> Rows:
         folder.mkdir()
         return read_rows(provider, [make_database(folder)])
     if client != "codex":
-        return read_rows(provider, sorted((FIXTURES / client).rglob("*.jsonl")))
+        return read_rows(provider, [copy_sample(folder, each) for each in sorted((FIXTURES / client).rglob("*.jsonl"))])
     folder.mkdir()
     for name in codex_rollouts.sample_names():
         (folder / name).write_bytes(codex_rollouts.sample(name))
