@@ -274,15 +274,19 @@ def start_engine(
     return engine_status(home)
 
 
-def stop_engine(home: Home) -> bool:
-    """Stop the engine and wait until it has ended. Kill it if it does not react. Return False if none was running."""
+def stop_engine(home: Home, seconds: float = STOP_SECONDS, grace: float = launcher.GRACE_SECONDS) -> bool:
+    """Stop the engine and wait until it has ended. Return False if none was running.
+
+    Its jobs get `grace` seconds to finish. It is killed if it has not ended after `seconds`.
+    """
     if not is_locked(home.engine_lock):
         return False
     asked: int | None = None
-    deadline = time.monotonic() + STOP_SECONDS
+    killed: int | None = None
+    deadline = time.monotonic() + seconds
     while is_locked(home.engine_lock):
         if asked is None:
-            asked = _request_stop(home)
+            asked = _request_stop(home, grace)
         elif lock_holder(home.engine_lock) != asked:
             return True
         if time.monotonic() > deadline:
@@ -291,7 +295,10 @@ def stop_engine(home: Home) -> bool:
                 raise NotReady(
                     f"{home.engine_lock} is locked by a process that is not an engine", kind="engine_unknown"
                 )
-            if not signal_holder(home.engine_lock, pid, signal.SIGKILL) and is_locked(home.engine_lock):
+            # A killed process closes its files before the last of their locks is released.
+            if pid != killed and signal_holder(home.engine_lock, pid, signal.SIGKILL):
+                killed = pid
+            elif pid != killed and is_locked(home.engine_lock):
                 raise NotReady(
                     f"the engine of {home.root} reports process id {pid}, which belongs to another process here: it "
                     "runs in another container or on another machine; stop it there",
@@ -301,7 +308,7 @@ def stop_engine(home: Home) -> bool:
     return True
 
 
-def _request_stop(home: Home) -> int | None:
+def _request_stop(home: Home, grace: float) -> int | None:
     """Ask the engine to stop and return its pid, even if it does not answer. None while it is starting or ending."""
     try:
         if (found := launcher.connect_engine(home)) is None:
@@ -310,5 +317,5 @@ def _request_stop(home: Home) -> int | None:
         return lock_holder(home.engine_lock)
     connection, greeting = found
     with connection, suppress(ConnectionError):
-        connection.send({"type": "stop", "grace": launcher.GRACE_SECONDS})
+        connection.send({"type": "stop", "grace": grace})
     return int(greeting["pid"])

@@ -339,14 +339,13 @@ def test_sigterm_waits_for_a_short_job(engine: EngineOfTests, files: dict[str, s
 
 
 def test_stop_cancels_a_job_that_does_not_end(
-    engine: EngineOfTests, files: dict[str, str], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    engine: EngineOfTests, files: dict[str, str], eventually: Eventually
 ) -> None:
-    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.0)
     pid = engine.run("echo")["pid"]
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(engine.run, "wait", files)
         eventually(Path(files["began"]).exists)
-        assert client.stop_engine(engine.home) is True
+        assert client.stop_engine(engine.home, grace=0.0) is True
         eventually(lambda: not is_alive(pid))
         with pytest.raises(errors.Cancelled):
             waiting.result()
@@ -361,20 +360,18 @@ def test_an_engine_that_hangs_is_reported_and_can_be_stopped(
     os.kill(pid, signal.SIGSTOP)
     with monkeypatch.context() as impatient:
         impatient.setattr(launcher, "ANSWER_SECONDS", 0.05)
-        impatient.setattr(client, "STOP_SECONDS", 0.05)
         assert client.engine_status(engine.home) == {"state": "not_answering", "pid": pid}
         with pytest.raises(errors.NotReady) as caught:
             engine.run("echo")
         assert (caught.value.kind, caught.value.repair) == ("engine_not_answering", ("hyp engine stop",))
-        assert client.stop_engine(engine.home) is True
+        assert client.stop_engine(engine.home, 0.05) is True
     assert engine.run("echo")["pid"] != pid
 
 
 def test_an_engine_that_never_exits_is_killed_by_stop(
-    engine: EngineOfTests, files: dict[str, str], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    engine: EngineOfTests, files: dict[str, str], eventually: Eventually
 ) -> None:
     """It would exit for another version after its job, which never ends."""
-    monkeypatch.setattr(client, "STOP_SECONDS", 0.05)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(engine.run, "persist", files)
         eventually(Path(files["began"]).exists)
@@ -383,24 +380,39 @@ def test_an_engine_that_never_exits_is_killed_by_stop(
         with found[0] as connection:
             launcher.ask_to_stop(connection)
         eventually(lambda: not engine.home.engine_socket.exists())
-        assert client.stop_engine(engine.home) is True
+        assert client.stop_engine(engine.home, 0.05) is True
         with pytest.raises(errors.Retryable):
             waiting.result()
 
 
-def test_stop_does_not_kill_a_process_that_reuses_the_pid_of_an_engine(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_does_not_kill_a_process_that_reuses_the_pid_of_an_engine(home: Home) -> None:
     """A killed engine leaves its pid in the lock file, and the next one has not written its own yet."""
-    monkeypatch.setattr(client, "STOP_SECONDS", 0.0)
     sleeper = [sys.executable, "-c", "input()"]
     with lock_held(home), subprocess.Popen(sleeper, stdin=subprocess.PIPE) as other:
         home.engine_lock.write_text(f"{other.pid}\n")
         with pytest.raises(errors.NotReady, match="another container") as refused:
-            client.stop_engine(home)
+            client.stop_engine(home, 0.0)
         assert refused.value.kind == "engine_elsewhere"
         other.communicate(b"\n", timeout=PATIENCE)
     assert other.returncode == 0
+
+
+def test_stop_waits_for_a_killed_engine_that_still_holds_its_lock(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are closed one by one, so for a moment no process has the lock file open and the lock is held."""
+    killed: list[int] = []
+    lock = try_lock(home.engine_lock, with_pid=False)
+    assert lock is not None
+    home.engine_lock.write_text("4242\n")
+
+    def kill(_path: Path, pid: int, _number: signal.Signals) -> bool:
+        if not killed:
+            threading.Timer(0.1, os.close, [lock]).start()
+        killed.append(pid)
+        return len(killed) == 1
+
+    monkeypatch.setattr(client, "signal_holder", kill)
+    assert client.stop_engine(home, 0.0) is True
+    assert killed == [4242]
 
 
 def test_an_engine_whose_home_was_removed_exits(engine: EngineOfTests, eventually: Eventually) -> None:
@@ -422,7 +434,6 @@ def test_an_engine_leaves_the_files_of_a_replacement_home_unchanged(
 
 def test_stop_does_not_stop_a_newer_engine(engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job starts another engine while `stop` is running."""
-    monkeypatch.setattr(client, "STOP_SECONDS", 0.0)
     first = engine.run("echo")["pid"]
     killed: list[int] = []
     next_one: list[int] = []
@@ -439,7 +450,7 @@ def test_stop_does_not_stop_a_newer_engine(engine: EngineOfTests, monkeypatch: p
     monkeypatch.setattr(client, "signal_holder", kill_and_go_on)
     os.kill(first, signal.SIGSTOP)
     monkeypatch.setattr(launcher, "ANSWER_SECONDS", 0.05)
-    assert client.stop_engine(engine.home) is True
+    assert client.stop_engine(engine.home, 0.0) is True
     assert killed == [first]
     assert engine.run("echo")["pid"] == next_one[0]
 
