@@ -161,9 +161,16 @@ def run_in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
 
 
 async def run_cancellable_job(
-    engine: Engine, name: str, args: dict[str, Any], on_event: OnEvent = ignore_events
+    engine: Engine,
+    name: str,
+    args: dict[str, Any],
+    on_event: OnEvent = ignore_events,
+    *,
+    cancel_seconds: float = CANCEL_SECONDS,
 ) -> dict[str, Any]:
     """Run the job and return its report; raise its error. `on_event` is called on the job's thread.
+
+    A cancelled job gets `cancel_seconds` to end.
 
     If another machine holds the shared lake, wait for it first, for a limited time.
     """
@@ -192,7 +199,7 @@ async def run_cancellable_job(
             with suppress(OSError):
                 connections[-1].send({"type": "cancel"})
         try:
-            await asyncio.wait([outcome], timeout=CANCEL_SECONDS)
+            await asyncio.wait([outcome], timeout=cancel_seconds)
         finally:
             if connections:
                 connections[-1].shut_down()

@@ -47,14 +47,14 @@ class StreamHeld(Exception):
 
 
 @asynccontextmanager
-async def limit_call(*expected: type[Exception]) -> AsyncIterator[None]:
+async def limit_call(*expected: type[Exception], seconds: float = _CALL_TIMEOUT) -> AsyncIterator[None]:
     """Guard one call of a sink: it raises only `expected`, DestinationBusy, -Denied or -Unreachable, and HypError.
 
     Any other exception of a plugin says nothing about the chunk, so it counts as DestinationUnreachable; so does a call
-    that never returns. Guard nothing but the call: our own errors are not those of the destination.
+    that does not return within `seconds`. Guard nothing but the call: our own errors are not those of the destination.
     """
     try:
-        async with asyncio.timeout(_CALL_TIMEOUT):
+        async with asyncio.timeout(seconds):
             yield
     except expected:
         raise

@@ -181,11 +181,12 @@ def make_backup(
     *,
     keep_files: LockCallback = nullcontext,
     block_commits: LockCallback = nullcontext,
+    seal_seconds: float = _SEAL_SECONDS,
 ) -> dict[str, Any]:
     """Write the backup to `to` and return its report.
 
     `keep_files` locks the tables against the removal of files while they are copied, `block_commits` against commits
-    for the moment of the copy.
+    for the moment of the copy. Running producers get `seal_seconds` to seal their segments.
     """
     _refuse_overlap(home, to)
     open_home(home).store.close()
@@ -198,7 +199,7 @@ def make_backup(
         unreadable = {name for name, error in damaged.items() if not _is_readable(home, name, error)}
         # Seal orphaned segments and give producers time to seal theirs; segments still active are copied unsealed.
         for dataset in segments.list_spooled_datasets(home):
-            segments.wait_until_sealed(segments.spool_folder(home, dataset), _SEAL_SECONDS)
+            segments.wait_until_sealed(segments.spool_folder(home, dataset), seal_seconds)
         total = _home_size(home, unreadable)
         backup_folder.require_space(to.parent, int(total * _MARGIN))
         copier = FileCopier(folder, total, progress, check_cancelled)

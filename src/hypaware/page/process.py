@@ -36,16 +36,17 @@ log = logging.getLogger("hypaware.page")
 
 IDLE_SECONDS = 900.0
 _SHUTDOWN_SECONDS = 0.5
-_LOOK_SECONDS = 1.0
 
 
 class PageServer:
     """Serves the page of a home on a listening socket until it is stopped or idle."""
 
-    def __init__(self, home: Home, listener: socket.socket, idle_seconds: float | None = None) -> None:
+    def __init__(
+        self, home: Home, listener: socket.socket, idle_seconds: float | None = None, look_seconds: float = 1.0
+    ) -> None:
         self._context = PageContext(home)
         self._listener = listener
-        self._idle_seconds = idle_seconds
+        self._idle_seconds, self._look_seconds = idle_seconds, look_seconds
         self._stop = asyncio.Event()
         self._open: dict[int, web.Request] = {}
         self._last_request = time.monotonic()
@@ -64,7 +65,7 @@ class PageServer:
             on_ready()
             while not self._stop.is_set() and not self._is_idle():
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_SECONDS):
+                    async with asyncio.timeout(self._look_seconds):
                         await self._stop.wait()
         finally:
             self._context.close()

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from hypaware.engine import background, client
+from hypaware.engine import client
 from hypaware.engine.background import run_cancellable_job
 from hypaware.engine.launcher import Engine
 from hypaware.errors import LakeError, Retryable
 from hypaware.home import Home
-from tests.support.processes import eventually
+from tests.support.processes import PATIENCE, eventually
 
 JOBS = "tests.support.engine_jobs"
 
@@ -52,13 +52,9 @@ def test_result_and_error_of_a_job_are_returned(engine: Engine) -> None:
 
 
 @pytest.mark.hazard(29)
-def test_waiting_job_is_cancelled_and_its_end_awaited(
-    engine: Engine, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(background, "CANCEL_SECONDS", 120.0)
-
+def test_waiting_job_is_cancelled_and_its_end_awaited(engine: Engine, files: dict[str, str]) -> None:
     async def run() -> None:
-        job = asyncio.create_task(run_cancellable_job(engine, "wait", files))
+        job = asyncio.create_task(run_cancellable_job(engine, "wait", files, cancel_seconds=PATIENCE))
         await cancelled_when(job, Path(files["began"]).exists)
         assert Path(files["cancelled"]).exists()
 
@@ -66,13 +62,9 @@ def test_waiting_job_is_cancelled_and_its_end_awaited(
 
 
 @pytest.mark.hazard(29)
-def test_job_that_does_not_end_does_not_delay_the_daemon(
-    engine: Engine, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(background, "CANCEL_SECONDS", 0.01)
-
+def test_job_that_does_not_end_does_not_delay_the_daemon(engine: Engine, files: dict[str, str]) -> None:
     async def run() -> None:
-        job = asyncio.create_task(run_cancellable_job(engine, "persist", files))
+        job = asyncio.create_task(run_cancellable_job(engine, "persist", files, cancel_seconds=0.01))
         await cancelled_when(job, Path(files["began"]).exists)
         assert not Path(files["ended"]).exists()
 
@@ -83,9 +75,8 @@ def test_job_that_does_not_end_does_not_delay_the_daemon(
 
 @pytest.mark.hazard(29)
 def test_starting_engine_does_not_delay_the_daemon_and_gets_no_job(
-    home: Home, files: dict[str, str], engine: Engine, monkeypatch: pytest.MonkeyPatch
+    home: Home, files: dict[str, str], engine: Engine
 ) -> None:
-    monkeypatch.setattr(background, "CANCEL_SECONDS", 0.01)
     starting, go_on = threading.Event(), threading.Event()
 
     def slow_check() -> None:
@@ -93,7 +84,8 @@ def test_starting_engine_does_not_delay_the_daemon_and_gets_no_job(
         go_on.wait()
 
     async def run() -> None:
-        job = asyncio.create_task(run_cancellable_job(Engine(home, jobs=JOBS, check=slow_check), "wait", files))
+        starting_engine = Engine(home, jobs=JOBS, check=slow_check)
+        job = asyncio.create_task(run_cancellable_job(starting_engine, "wait", files, cancel_seconds=0.01))
         await cancelled_when(job, starting.is_set)
 
     asyncio.run(run())

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from hypaware.export import retry
+from hypaware.export.retry import limit_call
 from hypaware.export.rows import make_chunk
 from hypaware.export.sink import Chunk, DestinationUnreachable, SinkSettings
 from hypaware.home import Home
 from hypaware.state.streams import StreamKey
 from hypaware.testing.folder_sink import FolderSink
+from tests.support.processes import PATIENCE
 
 
 class _SilentSink(FolderSink):
@@ -23,18 +24,17 @@ class _SilentSink(FolderSink):
         return True
 
 
-def _call(tmp_path: Path) -> Coroutine[Any, Any, bool | None]:
+def _call(tmp_path: Path, seconds: float = PATIENCE) -> Coroutine[Any, Any, bool | None]:
     settings = SinkSettings("here", Home(tmp_path), {"folder": str(tmp_path)}, ("d",), "gw-1", "life")
-    return retry.limit_call()(_SilentSink(settings).has_chunk)(CHUNK)
+    return limit_call(seconds=seconds)(_SilentSink(settings).has_chunk)(CHUNK)
 
 
 CHUNK = make_chunk(StreamKey("here", "d", "s"), "gw-1", "life", 0, 1)
 
 
-def test_a_call_that_never_returns_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_CALL_TIMEOUT", 0.01)
+def test_a_call_that_never_returns_times_out(tmp_path: Path) -> None:
     with pytest.raises(DestinationUnreachable, match="TimeoutError"):
-        asyncio.run(_call(tmp_path))
+        asyncio.run(_call(tmp_path, seconds=0.01))
 
 
 @pytest.mark.hazard(29)

@@ -175,14 +175,11 @@ sys.stdin.readline()
 """
 
 
-def test_an_active_segment_is_copied_up_to_its_last_complete_line(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hypaware.maintain.backup._SEAL_SECONDS", 0.0)
+def test_an_active_segment_is_copied_up_to_its_last_complete_line(home: Home, tmp_path: Path) -> None:
     with running(_PRODUCER, home) as producer:
         assert producer.stdout
         assert producer.stdout.readline() == "held\n"
-        _back_up(home, tmp_path / "backup")
+        backup.make_backup(home, tmp_path / "backup", _ignore, _ignore, seal_seconds=0.0)
     (active,) = (tmp_path / "backup").rglob("active/*.jsonl")
     assert active.read_bytes().count(b"\n") == 3
     assert active.read_bytes().endswith(b"\n")

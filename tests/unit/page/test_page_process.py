@@ -112,7 +112,7 @@ def test_a_page_that_follows_a_session_keeps_it_running_until_the_browser_is_gon
 
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            server = PageServer(home, listener, idle)
+            server = PageServer(home, listener, idle, look_seconds=idle / 10)
             running = asyncio.create_task(server.run())
             async with ClientSession() as session:
                 answer = await session.get(f"http://127.0.0.1:{listener.getsockname()[1]}/stream")
@@ -124,7 +124,6 @@ def test_a_page_that_follows_a_session_keeps_it_running_until_the_browser_is_gon
                 await running
 
     monkeypatch.setattr(page_process, "make_local_app", make)
-    monkeypatch.setattr(page_process, "_LOOK_SECONDS", idle / 10)
     asyncio.run(run())
 
 
