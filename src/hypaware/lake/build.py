@@ -19,6 +19,7 @@ import os
 import secrets
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
@@ -34,7 +35,7 @@ from hypaware.home import durable_files
 from hypaware.home.storage import ObjectPath, open_whole, put_file, spool_object
 from hypaware.lake.file_metrics import FileMetrics, describe_columns
 from hypaware.lake.row_keys import MatchKeys
-from hypaware.lake.schema import TIMESTAMP, file_schema
+from hypaware.lake.schema import TIMESTAMP, file_schema, parquet_writer
 from hypaware.lake.tombstones import NO_TOMBSTONES, Tombstones
 from hypaware.model import canonical, datasets
 from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, Dataset, Row, RowRejected, hash_row_key, is_own_row
@@ -45,6 +46,7 @@ FOOTER_KEY = "hyp.row-group-bytes"
 _ROW_GROUP_BYTES = 4 << 20
 _BUFFER_BYTES = 24 << 20
 _MAX_OPEN_FILES = 64
+_CLOSING_THREADS = 4
 _MAX_NAME_BYTES = 120
 
 BuildWatcher = Callable[[int, int, int], None]
@@ -334,7 +336,8 @@ class PartitionWriter:
         self._output = output
         self._schema = file_schema(dataset, field_ids)
         self._partitions: dict[tuple[str, str], _Partition] = {}
-        self._finished: list[BuiltFile] = []
+        self._threads = ThreadPoolExecutor(_CLOSING_THREADS)
+        self._closed: list[tuple[Path, Future[BuiltFile]]] = []
         self._buffered = 0
 
     def add(self, row: Row, seq: int) -> None:
@@ -370,19 +373,23 @@ class PartitionWriter:
         if partition.lines:
             partition.write_rows()
         assert partition.writer is not None
-        self._finished.append(partition.writer.close(*key))
+        # An fsync takes as long as writing a thousand rows, which goes on meanwhile.
+        self._closed.append((partition.path, self._threads.submit(partition.writer.close, *key)))
 
     def close(self) -> list[BuiltFile]:
-        for key in sorted(self._partitions):
-            self._finish(key)
-        return self._finished
+        """Return the files when all of them are durable."""
+        with self._threads:
+            for key in sorted(self._partitions):
+                self._finish(key)
+        return [file.result() for _, file in self._closed]
 
     def discard(self) -> None:
         for partition in self._partitions.values():
             if partition.writer is not None:
                 partition.writer.discard()
-        for file in self._finished:
-            file.path.unlink(missing_ok=True)
+        self._threads.shutdown()
+        for path, _ in self._closed:
+            path.unlink(missing_ok=True)
 
 
 @dataclass
@@ -463,14 +470,6 @@ class DataFileWriter:
         self._sink.close()
         if self._spooled is None:
             self.path.unlink(missing_ok=True)
-
-
-def parquet_writer(
-    path: Path | pa.NativeFile, schema: pa.Schema, footer: list[pq.FileMetaData] | None = None
-) -> pq.ParquetWriter:
-    """Return a writer. When it is closed, it adds the footer to the list."""
-    options = {"compression": "zstd", "compression_level": 1, "store_schema": False}
-    return pq.ParquetWriter(path, schema, metadata_collector=footer, **options)
 
 
 def table_from_json_lines(schema: pa.Schema, lines: Sequence[bytes], internal: Mapping[str, pa.Array]) -> pa.Table:

@@ -7,9 +7,11 @@ and makes required columns nullable.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from hypaware.iceberg.metadata import (
     CATALOG,
@@ -31,11 +33,13 @@ _ARROW_TYPES: dict[ColumnType, pa.DataType] = {
 # The sequence comes first, so that file statistics always cover it. HypAware never writes null here, but the columns
 # are nullable because an adopted table has rows without a sequence.
 INTERNAL_COLUMNS = (
-    Column(SEQ, ColumnType.BIGINT, "Position of the row in this home's order; unique, never reused."),
+    Column(SEQ, ColumnType.BIGINT, "Position of the row in this home's order; unique, never reused.", distinct=True),
     Column(SOURCE, ColumnType.STRING, "Logical partition of the row."),
-    Column(ROW_ID, ColumnType.STRING, "sha256 of the coerced row."),
+    Column(ROW_ID, ColumnType.STRING, "sha256 of the coerced row.", distinct=True),
     Column(BATCH_ID, ColumnType.STRING, "The flush that wrote the row."),
 )
+_DISTINCT = "hyp.distinct"
+"""Marks columns whose values are distinct in the schema of a writer; the mark is not stored."""
 TABLE_PROPERTIES = {
     "format-version": "2",
     "write.parquet.compression-codec": "zstd",
@@ -80,10 +84,19 @@ def file_schema(dataset: Dataset, field_ids: Mapping[str, int]) -> pa.Schema:
             column.name,
             _ARROW_TYPES[column.type],
             nullable=not column.required,
-            metadata={"PARQUET:field_id": str(field_ids[column.name])},
+            metadata={"PARQUET:field_id": str(field_ids[column.name]), **({_DISTINCT: ""} if column.distinct else {})},
         )
         for column in table_columns(dataset)
     )
+
+
+def parquet_writer(
+    path: Path | pa.NativeFile, schema: pa.Schema, footer: list[pq.FileMetaData] | None = None
+) -> pq.ParquetWriter:
+    """Return a writer of data files. When it is closed, it adds the footer to the list."""
+    repeated = [field.name for field in schema if _DISTINCT.encode() not in (field.metadata or {})]
+    options = {"compression": "zstd", "compression_level": 1, "store_schema": False, "use_dictionary": repeated}
+    return pq.ParquetWriter(path, schema, metadata_collector=footer, **options)
 
 
 def page_schema(dataset: Dataset) -> pa.Schema:

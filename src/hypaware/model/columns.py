@@ -41,6 +41,8 @@ class Column:
     type: ColumnType
     about: str
     required: bool = False
+    distinct: bool = False
+    """Most rows have a value of their own, so a dictionary would make a data file larger and slower to write."""
 
 
 def get_coercer(type_: ColumnType) -> Callable[[Any], Any]:

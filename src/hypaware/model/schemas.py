@@ -43,21 +43,26 @@ _MESSAGE_COLUMNS = (
     Column("agent_id", _S, "Id of the subagent; null in the main thread."),
     Column("parent_thread_id", _S, "Thread that started this one (Codex subagents)."),
     # The message.
-    Column("message_id", _S, "The client's own id, or a hash of scope, role and content.", required=True),
-    Column("previous_message_id", _J, "Array of 0 or 1 ids: the previous message in the thread."),
-    Column("provider_uuid", _S, "Id of the message's transcript line."),
-    Column("parent_uuid", _S, "Id of the previous transcript line, which may have no row."),
+    Column(
+        "message_id", _S, "The client's own id, or a hash of scope, role and content.", required=True, distinct=True
+    ),
+    Column("previous_message_id", _J, "Array of 0 or 1 ids: the previous message in the thread.", distinct=True),
+    Column("provider_uuid", _S, "Id of the message's transcript line.", distinct=True),
+    Column("parent_uuid", _S, "Id of the previous transcript line, which may have no row.", distinct=True),
     Column("logical_parent_uuid", _S, "Like parent_uuid, across a compaction of the history."),
     Column(
-        "source_tool_assistant_uuid", _S, "Id of the transcript line with the tool call that this is the result of."
+        "source_tool_assistant_uuid",
+        _S,
+        "Id of the transcript line with the tool call that this is the result of.",
+        distinct=True,
     ),
     Column("request_id", _S, "The provider's id of the API request; shared by the parts of one response."),
     Column("prompt_id", _S, "The client's id of the prompt that led to the message."),
     Column("message_index", _I, "Position of the message in its conversation, starting at 0.", required=True),
-    Column("message_created_at", _T, "When the message was created (UTC).", required=True),
+    Column("message_created_at", _T, "When the message was created (UTC).", required=True, distinct=True),
     Column("role", _S, "user, assistant, tool or system.", required=True),
     # The part.
-    Column("part_id", _S, "<message_id>#<part_index>; unique, the row's key.", required=True),
+    Column("part_id", _S, "<message_id>#<part_index>; unique, the row's key.", required=True, distinct=True),
     Column("part_index", _I, "Position of the part in its message, starting at 0.", required=True),
     Column(
         "part_type",
@@ -69,13 +74,13 @@ _MESSAGE_COLUMNS = (
         "provider_type", _S, "Type of the transcript line or item; gateway if the row is not part of the conversation."
     ),
     Column("provider_subtype", _S, "Subtype of that line, or the type of the content block."),
-    Column("content_text", _S, "Text, reasoning or tool result; base64 data is removed."),
+    Column("content_text", _S, "Text, reasoning or tool result; base64 data is removed.", distinct=True),
     Column("tool_name", _S, "Name of the called tool, on the call and on its result."),
-    Column("tool_call_id", _S, "Id of the tool call, on the call and on its result."),
-    Column("tool_args", _J, "Arguments of the tool call."),
+    Column("tool_call_id", _S, "Id of the tool call, on the call and on its result.", distinct=True),
+    Column("tool_args", _J, "Arguments of the tool call.", distinct=True),
     Column("caller_type", _S, "Who made the call, if the client reports it."),
-    Column("tool_result_for", _S, "Id of the call that this is the result of."),
-    Column("thinking_signature", _S, "The provider's signature of a reasoning part."),
+    Column("tool_result_for", _S, "Id of the call that this is the result of.", distinct=True),
+    Column("thinking_signature", _S, "The provider's signature of a reasoning part.", distinct=True),
     Column("attachment_type", _S, "Kind of attachment, if the part is one."),
     Column("hook_event", _S, "The client hook that produced the message, if any."),
     Column("is_error", _B, "True if the part is an error, otherwise null."),
@@ -83,7 +88,7 @@ _MESSAGE_COLUMNS = (
     Column("compact_metadata", _J, "The client's notes about a compaction."),
     Column("status", _J, "Outcome: tool_status, finish_reason, error_code, error_message."),
     Column("attributes", _J, "Everything else, in groups; token usage is on one row of each response."),
-    Column("raw_frame", _J, "Ids and type of the transcript line; never its text."),
+    Column("raw_frame", _J, "Ids and type of the transcript line; never its text.", distinct=True),
     Column("date", _S, "UTC day of message_created_at, YYYY-MM-DD.", required=True),
 )
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from hypaware.errors import LakeError
 from hypaware.lake import rewrite
-from hypaware.lake.build import OutputPaths, parquet_writer
+from hypaware.lake.build import OutputPaths
 from hypaware.lake.rewrite import RewriteBalance, RewriteTask
-from hypaware.lake.schema import file_schema, table_columns
+from hypaware.lake.schema import file_schema, parquet_writer, table_columns
 from hypaware.model.datasets import SEQ
 from tests.support.rows import DATASET, MESSAGES
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypaware.home import Home
-from hypaware.lake.build import parquet_writer, table_from_json_lines
+from hypaware.lake.build import table_from_json_lines
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.schema import file_schema, table_columns
+from hypaware.lake.schema import file_schema, parquet_writer, table_columns
 from hypaware.maintain.compact import find_later_duplicates
 from hypaware.model import canonical
 from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, hash_row_key
