@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import orjson
 
-from hypaware.index.parts import is_client_note, is_command
+from hypaware.index.prompts import is_client_note, is_command
 from hypaware.model.datasets import Row
 
 Losses = Counter[str]

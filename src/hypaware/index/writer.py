@@ -17,7 +17,8 @@ from hypaware.index import blocks
 from hypaware.index.blocks import BlockEntry
 from hypaware.index.database import write_meta
 from hypaware.index.filters import month_of
-from hypaware.index.parts import Part, clean_title, is_command, prompt_of
+from hypaware.index.parts import Part
+from hypaware.index.prompts import clean_title, is_command, prompt_of
 from hypaware.index.schema import (
     IS_CALL,
     IS_COUNTED,

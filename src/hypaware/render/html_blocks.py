@@ -19,7 +19,7 @@ from json import dumps
 from typing import Any
 
 from hypaware.index.messages import Message
-from hypaware.index.parts import prompt_of
+from hypaware.index.prompts import prompt_of
 from hypaware.render.edits import DiffLine
 from hypaware.render.facts import describe_turn, describe_usage, to_local
 from hypaware.render.outline import (

@@ -10,7 +10,7 @@ from datetime import tzinfo
 from html import escape as escape_html
 
 from hypaware.index.conversation import RecordedConversation
-from hypaware.index.parts import prompt_of
+from hypaware.index.prompts import prompt_of
 from hypaware.render.facts import (
     describe_turn,
     describe_usage,

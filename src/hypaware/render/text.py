@@ -14,7 +14,7 @@ from typing import Any
 
 from hypaware.index.conversation import RecordedConversation, Thread
 from hypaware.index.messages import Message
-from hypaware.index.parts import prompt_of
+from hypaware.index.prompts import prompt_of
 from hypaware.render.edits import DiffLine
 from hypaware.render.facts import (
     describe_turn,

@@ -9,8 +9,8 @@ import pytest
 
 from hypaware.errors import HypError
 from hypaware.index.filters import Filters
-from hypaware.index.parts import clean_title
 from hypaware.index.prices import read_prices
+from hypaware.index.prompts import clean_title
 from hypaware.index.sessions import (
     find_last_session,
     find_session,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hypaware.home import Home
-from hypaware.index.parts import prompt_of
+from hypaware.index.prompts import prompt_of
 from hypaware.index.store import open_index
 from hypaware.state.home_opener import open_home
 from tests.support import claude_transcripts, codex_rollouts

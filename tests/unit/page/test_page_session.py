@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hypaware.api import open_lake
 from hypaware.home import Home
-from hypaware.index.parts import prompt_of
+from hypaware.index.prompts import prompt_of
 from hypaware.index.refresh import refresh_index
 from hypaware.index.store import open_index
 from hypaware.page import session

@@ -43,7 +43,7 @@ from hypaware.clients.recorded_session import (
     list_output_texts,
     parse_json,
 )
-from hypaware.index.parts import is_client_note
+from hypaware.index.prompts import is_client_note
 from hypaware.model import canonical
 from hypaware.model.datasets import Row
 from hypaware.model.message_ids import Occurrences, compute_fallback_id, fallback_scope
