@@ -22,7 +22,10 @@ from tests.support.edited_lake import add_file, stored_row
 from tests.support.light_home import NO_TIMER, append
 from tests.support.rows import DATASET, rows
 
-HEAVY = ("hypaware.config", "hypaware.index.refresh", "hypaware.index.writer", "hypaware.state.store", "pyarrow")
+HEAVY = (
+    *("hypaware.config", "hypaware.index.parts", "hypaware.index.refresh", "hypaware.index.writer"),
+    *("hypaware.model.datasets", "hypaware.state.store", "pyarrow"),
+)
 
 
 @pytest.fixture
@@ -114,7 +117,7 @@ def test_without_an_index_nothing_is_fresh(tmp_path: Path) -> None:
     assert is_fresh(Home(tmp_path / "none")) == (False, None)
 
 
-@pytest.mark.parametrize("arguments", [["sessions"], ["usage"], ["search", "words"]])
+@pytest.mark.parametrize("arguments", [["sessions"], ["usage"], ["search", "words"], ["show", "--last"]])
 def test_commands_import_no_writer_if_nothing_has_changed(settled: Home, arguments: list[str]) -> None:
     for path in settled.root.rglob("*"):
         os.utime(path, (1_700_000_000, 1_700_000_000))
