@@ -270,8 +270,8 @@ class TeamSite:
                     break
             else:
                 raise AssertionError(f"{answer}")
-            assert hyp.ok("verify", "--deep")["ok"] is True
             hyp.run("engine", "stop")
+        assert self.daemon.hyp.ok("verify", "--deep")["ok"] is True
         home = Home(self.flusher.hyp.home)
         stored = Counter((row["gateway_id"], row["message_id"]) for row in read_lake(home, DATASET))
         assert max(stored.values()) == 1, f"rows twice: {[key for key, count in stored.items() if count > 1][:20]}"
