@@ -103,6 +103,25 @@ def test_json_gives_the_same_rows_as_protobuf_and_is_answered_in_json(running: R
     assert (first["trace_id"], first["span_id"]) == ("5b8efff798038103d269b633813fc60c", "eee19b7ec3c1b174")
 
 
+@pytest.mark.parametrize(
+    ("service", "client"),
+    [
+        ("claude-code", "claude"),
+        ("codex_cli_rs", "codex"),
+        ("codex_exec", "codex"),
+        ("gemini-cli", "gemini"),
+        ("github-copilot", "copilot"),
+        ("qwen-code", "qwen"),
+        ("something-else", None),
+    ],
+)
+def test_a_row_is_of_the_client_that_calls_itself_so(
+    running: RunningReceiver, opened: Home, service: str, client: str | None
+) -> None:
+    send(running.port, LOGS, make_logs("one", service=service).SerializeToString())
+    assert [row.get("client_name") for row in spooled_rows(opened, "otel_logs")] == [client]
+
+
 def test_a_repeated_request_is_acknowledged_and_stored_once(running: RunningReceiver, opened: Home) -> None:
     body = make_logs("a", "a", "b").SerializeToString()
     for _ in range(3):

@@ -7,4 +7,5 @@ CLIENT = Client(
     "GitHub Copilot CLI",
     backfill="hypaware.clients.copilot.history:HISTORY",
     resume=ResumeCommand(("copilot", "--resume"), in_folder=True),
+    service_names=("github-copilot",),
 )

@@ -7,4 +7,5 @@ CLIENT = Client(
     "Qwen Code",
     backfill="hypaware.clients.qwen.history:HISTORY",
     resume=ResumeCommand(("qwen", "--resume"), in_folder=True),
+    service_names=("qwen-code",),
 )
