@@ -112,15 +112,18 @@ def run_job(
     args: dict[str, Any],
     on_event: OnEvent = ignore_events,
     connect: Callable[[Engine, OnEvent], JobConnection] = ensure_engine,
+    *,
+    cancel_seconds: float = CALLER_CANCEL_SECONDS,
 ) -> dict[str, Any]:
     """Run a job and return its result. Raise its error, or Cancelled after Ctrl-C. Events are passed on this thread.
 
-    The job is sent over a new connection, until an engine accepts it.
+    The job is sent over a new connection, until an engine accepts it. After Ctrl-C it gets `cancel_seconds` to end.
     """
     sent_with_it = {"crash_at": os.environ.get("HYP_CRASH_AT"), "run_id": telemetry.dev_run_id()}
     try:
         for _ in range(ATTEMPTS):
-            with suppress(_NotAccepted), connect(engine, on_event) as connection, _Interrupts(name) as interrupts:
+            interrupts = _Interrupts(name, cancel_seconds)
+            with suppress(_NotAccepted), connect(engine, on_event) as connection, interrupts:
                 try:
                     connection.send({"type": "job", "job": name, "args": args, **sent_with_it})
                 except ConnectionError:
@@ -176,7 +179,7 @@ def _receive_result(connection: JobConnection, job: str, on_event: OnEvent, inte
 
 def _cancel(connection: JobConnection, interrupts: _Interrupts) -> Message | None:
     """Cancel the job and return its error. Keep reading, so that a job that is blocked while sending can end."""
-    deadline = time.monotonic() + CALLER_CANCEL_SECONDS
+    deadline = time.monotonic() + interrupts.cancel_seconds
     try:
         connection.send({"type": "cancel"})
         while True:
@@ -192,8 +195,9 @@ def _cancel(connection: JobConnection, interrupts: _Interrupts) -> Message | Non
 class _Interrupts:
     """Turns Ctrl-C during a call into Cancelled, unless SIGINT is ignored or the call is outside the main thread."""
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, cancel_seconds: float) -> None:
         self._job = job
+        self.cancel_seconds = cancel_seconds
         self._pipe: tuple[int, int] | None = None
         self._previous_handler: Any = None
         self._immediate = False

@@ -24,6 +24,8 @@ _PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "busy_timeout={busy}", "secu
 @dataclass(frozen=True)
 class SqliteDatabase:
     path: Path
+    busy_milliseconds: int = _BUSY_MILLISECONDS
+    """How long a statement waits for the lock of another process."""
 
     error_type = sqlite3.Error
     begin_writing = ("BEGIN IMMEDIATE",)
@@ -40,10 +42,10 @@ class SqliteDatabase:
         # Without an isolation level, the driver begins no transactions of its own. Any thread may use the connection,
         # but only one at a time.
         driver = sqlite3.connect(
-            self.path, timeout=_BUSY_MILLISECONDS / 1000, isolation_level=None, check_same_thread=False
+            self.path, timeout=self.busy_milliseconds / 1000, isolation_level=None, check_same_thread=False
         )
         for pragma in _PRAGMAS:
-            driver.execute(f"PRAGMA {pragma.format(busy=_BUSY_MILLISECONDS)}").close()
+            driver.execute(f"PRAGMA {pragma.format(busy=self.busy_milliseconds)}").close()
         return driver
 
     def connect_readonly(self) -> AbstractContextManager[sqlite3.Connection]:

@@ -17,6 +17,7 @@ from hypaware.engine.jobs import OnEvent, ignore_events
 from hypaware.engine.launcher import Engine
 from hypaware.home import Home
 from tests.support import processes
+from tests.support.processes import PATIENCE
 
 _CALLER = """
 import json, sys
@@ -57,9 +58,15 @@ class EngineOfTests:
     def home(self) -> Home:
         return self.engine.home
 
-    def run(self, job: str, args: dict[str, Any] | None = None, on_event: OnEvent = ignore_events) -> dict[str, Any]:
+    def run(
+        self,
+        job: str,
+        args: dict[str, Any] | None = None,
+        on_event: OnEvent = ignore_events,
+        cancel_seconds: float = PATIENCE,
+    ) -> dict[str, Any]:
         chosen = client.choose_engine(self.home, config.load(self.home), self.engine)
-        return client.run_job(chosen, job, args or {}, on_event)
+        return client.run_job(chosen, job, args or {}, on_event, cancel_seconds=cancel_seconds)
 
     def command(self, job: str, args: dict[str, Any] | None = None) -> subprocess.Popen[str]:
         """Start a process that runs a job, prints its events and result, and exits as `hyp` does."""
@@ -80,8 +87,6 @@ class EngineOfTests:
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineOfTests]:
     for name in ("HYP_ENGINE", "HYP_CRASH_AT", "DEV_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
-    # A cancelled job ends within this time, even on a slow machine.
-    monkeypatch.setattr(client, "CALLER_CANCEL_SECONDS", 120.0)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     home = Home(tmp_path / "home")
     yield EngineOfTests(Engine(home, jobs="tests.support.engine_jobs", check=lambda: None))

@@ -60,17 +60,15 @@ def test_a_second_ctrl_c_does_not_wait_for_a_job_that_does_not_end(
 
 
 def test_a_job_that_ignores_cancellation_does_not_block_the_command_forever(
-    engine: EngineOfTests, files: dict[str, str], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    engine: EngineOfTests, files: dict[str, str], eventually: Eventually
 ) -> None:
-    monkeypatch.setattr(client, "CALLER_CANCEL_SECONDS", 0.05)
-
     def interrupt() -> None:
         eventually(Path(files["began"]).exists)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(errors.Cancelled):
-        engine.run("persist", files)
+        engine.run("persist", files, cancel_seconds=0.05)
     assert not Path(files["ended"]).exists()
     Path(files["until"]).touch()
 

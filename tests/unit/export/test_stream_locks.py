@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from hypaware.errors import Retryable
-from hypaware.export import stream_locks
 from hypaware.export.stream_locks import lock_path, lock_stream, lock_streams, try_lock_stream
 from hypaware.home import Home
 from hypaware.state.streams import StreamKey
@@ -125,11 +124,10 @@ def test_similar_names_have_separate_locks(home: Home, one: StreamKey, other: St
         assert lock_path(home, one) != lock_path(home, other)
 
 
-def test_either_all_locks_are_taken_or_none(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_locks, "COMMAND_WAIT_SECONDS", 0.0)
+def test_either_all_locks_are_taken_or_none(home: Home) -> None:
     keys = [StreamKey("team", "ai_gateway_messages", source) for source in ("c", "a", "b")]
     with lock_stream(home, keys[2]):
-        with pytest.raises(Retryable, match="of b is being delivered"), lock_streams(home, keys):
+        with pytest.raises(Retryable, match="of b is being delivered"), lock_streams(home, keys, 0.0):
             pytest.fail("one of them was taken")
         with lock_streams(home, keys[:2]):
             pass

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from hypaware.errors import Retryable, StateCorrupt, StateError
-from hypaware.state import sqlite_database
-from hypaware.state.sqlite_database import is_intact, suspect_marker
+from hypaware.state.sqlite_database import SqliteDatabase, is_intact, suspect_marker
 from hypaware.state.store import StateStore
 
 
@@ -31,11 +30,8 @@ def test_every_connection_uses_wal_and_full_synchronization(sqlite_store: StateS
     assert found == ["wal", 2]
 
 
-def test_a_state_that_stays_locked_is_a_retryable_error(
-    sqlite_store: StateStore, state_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sqlite_database, "_BUSY_MILLISECONDS", 10)
-    impatient = StateStore(state_file)
+def test_a_state_that_stays_locked_is_a_retryable_error(sqlite_store: StateStore, state_file: Path) -> None:
+    impatient = StateStore(SqliteDatabase(state_file, busy_milliseconds=10))
     with sqlite_store.transaction(), pytest.raises(Retryable, match="locked") as told:
         _put(impatient, "a")
     assert told.value.kind == "state_unavailable"
