@@ -23,13 +23,13 @@ _before_vacuum = faults.crash_point(
 _after_vacuum = faults.crash_point("index.scrub.after-vacuum", "the index holds nothing of purged rows")
 
 
-def scrub_index(home: Home) -> None:
+def scrub_index(home: Home, lock_seconds: float = database.LOCK_SECONDS) -> None:
     """Bring the index up to date and remove everything of rows that are not in the lake or the spool any more."""
     if not database.list_files(home):
         return
     try:
         own_gateway = read_identity(home, make=False).gateway_id
-        with database.hold_lock(home, database.LOCK_SECONDS):
+        with database.hold_lock(home, lock_seconds):
             if not refresh.refresh_locked(home, own_gateway).is_whole:
                 # Rows of replaced data files stay in the index until the new files can be read.
                 raise OSError("a data file or a segment of the spool cannot be read")

@@ -147,9 +147,19 @@ class Index:
         return json.dumps(sorted(read_machines(self.home).machines_of(person)))
 
 
-def open_index(home: Home, *, note: Note | None = None, find_hidden: FindHidden | None = None) -> Index:
-    """Open the index of a home, after bringing it up to date. Raise NotReady if there is no home."""
-    bring_up_to_date(home, note or (lambda _message: None))
+def open_index(
+    home: Home,
+    *,
+    note: Note | None = None,
+    find_hidden: FindHidden | None = None,
+    build_seconds: float = _BUILD_SECONDS,
+    lock_seconds: float = _LOCK_SECONDS,
+) -> Index:
+    """Open the index of a home, after bringing it up to date. Raise NotReady if there is no home.
+
+    Wait `build_seconds` for a builder and `lock_seconds` for another writer. After that, the answer lacks some rows.
+    """
+    bring_up_to_date(home, note or (lambda _message: None), build_seconds, lock_seconds)
     return Index(home, note=note, find_hidden=find_hidden)
 
 
@@ -166,7 +176,9 @@ def _hide_sessions(connection: sqlite3.Connection, sessions: Collection[int]) ->
     connection.execute("PRAGMA query_only=ON")
 
 
-def bring_up_to_date(home: Home, note: Note) -> None:
+def bring_up_to_date(
+    home: Home, note: Note, build_seconds: float = _BUILD_SECONDS, lock_seconds: float = _LOCK_SECONDS
+) -> None:
     """Add the missing rows if they are few, or have them added in the background."""
     is_fresh, warning = freshness.is_fresh(home)
     if is_fresh:
@@ -177,13 +189,13 @@ def bring_up_to_date(home: Home, note: Note) -> None:
     from hypaware.index import builder, database, refresh
 
     try:
-        if not builder.is_building(home) or builder.wait_for_builder(home, _BUILD_SECONDS):
-            report = refresh.refresh_index(home, at_most_rows=_INLINE_ROWS, wait_seconds=_LOCK_SECONDS)
+        if not builder.is_building(home) or builder.wait_for_builder(home, build_seconds):
+            report = refresh.refresh_index(home, at_most_rows=_INLINE_ROWS, wait_seconds=lock_seconds)
             if report.warning:
                 note(report.warning)
     except refresh.IndexBehind:
         builder.start_builder(home)
-        builder.wait_for_builder(home, _BUILD_SECONDS)
+        builder.wait_for_builder(home, build_seconds)
     except BlockingIOError:
         if builder.read_progress(home) is None:
             note("another process is writing the index; the newest rows may be missing in this answer")

@@ -98,11 +98,10 @@ def test_a_killed_scrub_is_finished_by_the_next(home: Home, point: str) -> None:
 
 
 @pytest.mark.hazard(113)
-def test_an_index_that_cannot_be_scrubbed_is_deleted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "LOCK_SECONDS", 0.0)
+def test_an_index_that_cannot_be_scrubbed_is_deleted(home: Home) -> None:
     purge(home)
     with database.hold_lock(home, 0):
-        scrub_index(home)
+        scrub_index(home, lock_seconds=0.0)
     assert database.list_files(home) == []
 
 

@@ -24,6 +24,7 @@ from hypaware.testing.fault_injection import run_in_child
 from tests.support.edited_lake import add_file, remove_all_files, stored_row
 from tests.support.index_oracle import assert_index_agrees
 from tests.support.light_home import append
+from tests.support.processes import PATIENCE
 from tests.support.rows import rows
 from tests.support.small_disk import mounted
 from tests.support.unprivileged import unprivileged
@@ -152,12 +153,11 @@ def test_readers_see_one_state_while_rows_are_added(home: Home) -> None:
         assert index.connection.execute("SELECT count(*) FROM parts").fetchone()[0] == before + 5
 
 
-def test_a_command_answers_while_another_process_writes(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_answers_while_another_process_writes(home: Home) -> None:
     refresh_index(home)
     append(home, rows(5, start=500))
-    monkeypatch.setattr(store, "_LOCK_SECONDS", 0.0)
     notes: list[str] = []
-    with database.hold_lock(home, 0), open_index(home, note=notes.append) as index:
+    with database.hold_lock(home, 0), open_index(home, note=notes.append, lock_seconds=0.0) as index:
         assert index.connection.execute("SELECT count(*) FROM parts").fetchone()[0] == 23
     assert len(notes) == 1
     assert "another process is writing the index" in notes[0]
@@ -185,18 +185,16 @@ class TestBackground:
     def few_rows_inline(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(store, "_INLINE_ROWS", 10)
 
-    def test_many_missing_rows_are_added_by_a_builder(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(store, "_BUILD_SECONDS", 60.0)
+    def test_many_missing_rows_are_added_by_a_builder(self, home: Home) -> None:
         notes: list[str] = []
-        with open_index(home, note=notes.append) as index:
+        with open_index(home, note=notes.append, build_seconds=PATIENCE) as index:
             assert_index_agrees(home, index, ["text"])
             assert index.progress is None
         assert notes == []
 
-    def test_a_command_does_not_wait_for_it(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(store, "_BUILD_SECONDS", 0.0)
+    def test_a_command_does_not_wait_for_it(self, home: Home) -> None:
         notes: list[str] = []
-        with open_index(home, note=notes.append) as index:
+        with open_index(home, note=notes.append, build_seconds=0.0) as index:
             assert index.progress == 0.0
         assert len(notes) == 1
         assert "the index is being built" in notes[0]
@@ -212,9 +210,8 @@ class TestBackground:
         assert refresh_index(home, at_most_rows=6).removed == 20
         assert_intact(home)
 
-    def test_a_command_says_that_rows_are_being_removed(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_command_says_that_rows_are_being_removed(self, home: Home) -> None:
         refresh_index(home)
-        monkeypatch.setattr(store, "_BUILD_SECONDS", 0.0)
         lock = locks.try_lock(builder.builder_lock_path(home))  # no builder comes first
         assert lock is not None
         notes: list[str] = []
@@ -223,7 +220,7 @@ class TestBackground:
         remove_all_files(home)
         with pytest.raises(IndexBehind):
             refresh_index(home, at_most_rows=0)
-        with open_index(home, note=notes.append) as index:
+        with open_index(home, note=notes.append, build_seconds=0.0) as index:
             assert index.connection.execute("SELECT count(*) FROM parts").fetchone()[0] == 23
         assert notes == [
             "rows that the lake has lost are being removed from the index; some may still be in this answer"
