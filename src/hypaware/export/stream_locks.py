@@ -59,9 +59,9 @@ def lock_stream(home: Home, key: StreamKey, wait: float = 0.0) -> Iterator[None]
 
 
 @contextmanager
-def lock_streams(home: Home, keys: Iterable[StreamKey], seconds: float = COMMAND_WAIT_SECONDS) -> Iterator[None]:
+def lock_streams(home: Home, keys: Iterable[StreamKey], seconds: float | None = None) -> Iterator[None]:
     """Hold all these locks, for a user's command. Raises Retryable (`stream_busy`) if a round takes too long."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + (COMMAND_WAIT_SECONDS if seconds is None else seconds)
     with ExitStack() as held:
         for key in sorted(set(keys)):
             held.enter_context(lock_stream(home, key, max(0.0, deadline - time.monotonic())))

@@ -27,14 +27,13 @@ from hypaware.engine.launcher import Engine
 from hypaware.errors import HypError
 from hypaware.home import Home
 
-# A second Ctrl-C of a slow test must find the command waiting, not at its end.
-client.CALLER_CANCEL_SECONDS = 600.0
 home = Home.from_environment()
 engine = Engine(home, jobs="tests.support.engine_jobs", check=lambda: None)
 job, args = sys.argv[1], json.loads(sys.argv[2])
 try:
     engine = client.choose_engine(home, config.load(home), engine)
-    print(json.dumps(client.run_job(engine, job, args)))
+    # A second Ctrl-C of a slow test must find the command waiting, not at its end.
+    print(json.dumps(client.run_job(engine, job, args, cancel_seconds=600.0)))
 except HypError as error:
     print(json.dumps({"error": error.as_json()}))
     sys.exit(error.exit_code)
