@@ -297,10 +297,20 @@ class JobServer:
         log.error("%s %s failed", run.name, run.id, exc_info=error)
         if self.lake_owner.confirm_lost():
             return engine_died()
+        if explained := self._explain_storage_error(error):
+            return explained
         return HypError(
             f"{run.name} failed with an unexpected {type(error).__name__}; see {self._log_file}",
             kind="internal",
         )
+
+    def _explain_storage_error(self, error: BaseException) -> HypError | None:
+        with suppress(HypError):
+            if (shared := find_shared_lake(self.home)) is not None:
+                from hypaware.engine.shared_session import explain_storage_error
+
+                return explain_storage_error(shared, error)
+        return None
 
     def _wait_for_cancelled_tasks(self) -> None:
         """Return when the tasks of cancelled jobs have ended, another job runs, or the engine is about to end."""

@@ -14,6 +14,7 @@ machine. The password of the database is in the JVM's memory, not in its argumen
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError
 
 from hypaware.config.shared_lake import LAKE_NAME, SharedLake
-from hypaware.errors import NotReady, Retryable
+from hypaware.errors import HypError, LakeError, NotReady, Retryable
 from hypaware.home.s3_keys import find_region
 from hypaware.iceberg import catalog
 from hypaware.iceberg.metadata import CATALOG
@@ -37,6 +38,8 @@ _POLL_SECONDS = 0.2
 _KEYS_FILE = "AWS_SHARED_CREDENTIALS_FILE"
 # How often a waiting process announces itself, and how often the owner looks for one.
 _WANTED_SECONDS = 2.0
+_DATABASE_ERROR = re.compile(r"org\.postgresql\.util\.PSQLException: (.+)")
+_BUCKET_ERROR = re.compile(r"software\.amazon\.awssdk\.[\w.]+Exception: (.+)")
 _FILE_PROVIDER = "software.amazon.awssdk.auth.credentials.ProfileCredentialsProvider"
 
 
@@ -192,3 +195,20 @@ def _unavailable(shared: SharedLake, error: Py4JError) -> NotReady | Retryable:
     return Retryable(
         f"the database {shared.address} (lake.catalog) is not available: {reason}", kind="catalog_unavailable"
     )
+
+
+def explain_storage_error(shared: SharedLake, error: BaseException) -> HypError | None:
+    """Return the error for a job that failed because the database or the bucket did, or None if neither did.
+
+    The JVM reports it in an exception of Iceberg or Spark, whose text has that of its cause.
+    """
+    text = str(error)
+    if "holds the lease" in text:
+        return LakeError("another machine has taken over the lake; run the command again", kind="lease_lost")
+    for place, cause, kind in (
+        (f"the database {shared.address} (lake.catalog)", _DATABASE_ERROR, "catalog_unavailable"),
+        (f"the bucket of {shared.warehouse} (lake.warehouse)", _BUCKET_ERROR, "warehouse_unavailable"),
+    ):
+        if found := cause.search(text):
+            return Retryable(f"{place} failed: {found[1].strip()[:300]}; no row is lost", kind=kind)
+    return None
