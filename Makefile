@@ -21,7 +21,7 @@ HYP_READY := $(VENV)/.hyp-ready
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup engine chromium shells demo team check test forget-flaky lint unit browser spark acceptance real-clients soak
-.PHONY: bench report screenshots docs dist dist-check examples lock clean
+.PHONY: mutants bench report screenshots docs dist dist-check examples lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ real-clients: engine ## Claude Code, Codex and OpenCode from npm, through the ga
 
 soak: engine ## Kill, suspend, cut off and fill up everything for SOAK_HOURS=1, with random numbers; summary for the report
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.soak --hours $(SOAK_HOURS)
+
+mutants: $(HYP_READY) ## Find small mistakes that no test notices, in the modules that keep the promises (hours; MUTANTS="state.ledger --every 5")
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.mutation $(MUTANTS)
 
 bench: engine ## Measure against the targets of docs/performance.md
 	@$(BIN)/python -m bench.run

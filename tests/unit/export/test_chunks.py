@@ -63,6 +63,22 @@ def test_chunks_hold_every_row_once_in_order_and_within_the_limits(
     assert not chunks or reached <= last
 
 
+def test_a_chunk_is_filled_up_to_the_limits() -> None:
+    """Another border would give other ids to ranges that may have arrived."""
+    by_bytes = _cut([1, 2, 3, 4, 5], [30, 30, 30, 30, 1], 0, 5, ChunkLimits(10, 60))
+    by_rows = _cut([1, 2, 3, 4, 5], [1, 1, 1, 1, 1], 0, 5, ChunkLimits(2, 60))
+    for chunks in (by_bytes, by_rows):
+        assert [(chunk.after, chunk.last, chunk.rows) for chunk in chunks] == [(0, 2, 2), (2, 4, 2), (4, 5, 1)]
+
+
+def test_the_id_of_a_chunk_is_that_of_its_range_and_of_the_keys_of_its_rows() -> None:
+    keys, payload = ["a#0", "b#0", "c#0"], LinesPayload([b"x"] * 3)
+    first, second = cut_chunks(KEY, _identity(), 0, 3, [1, 2, 3], payload, ChunkLimits(2, 60), keys)
+    assert first.id == make_chunk(KEY, "gw-1", "life-now", 0, 2, keys[:2]).id
+    assert second.id == make_chunk(KEY, "gw-1", "life-now", 2, 3, keys[2:]).id
+    assert first.id == "e0be30a8c1d93c63e15601b0faf6550f", "another version must not give a range another id"
+
+
 def test_the_last_chunk_ends_at_the_end_of_the_page() -> None:
     """Otherwise the gap after it would look like a refused range."""
     (chunk,) = _cut([3, 5], [1, 1], 2, 40, ChunkLimits(10, 10))

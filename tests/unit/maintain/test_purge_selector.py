@@ -19,8 +19,8 @@ from hypaware.maintain.purge import verify
 from hypaware.maintain.purge.search import SearchTask
 from hypaware.maintain.purge.selector import PurgeSelector, RowPredicate, SelectorKind, unaffected_datasets
 from hypaware.model import datasets
-from hypaware.model.columns import format_timestamp
-from hypaware.model.datasets import KEY_BYTES, SEQ, SOURCE
+from hypaware.model.columns import Column, ColumnType, format_timestamp
+from hypaware.model.datasets import KEY_BYTES, SEQ, SOURCE, Dataset
 from tests.support.rows import DATASET, MESSAGES
 
 EXCHANGES = datasets.get("ai_gateway_exchanges")
@@ -98,6 +98,63 @@ def test_all_forms_agree_on_a_row_without_a_session(names: list[str], found: lis
     )
 
 
+PLAIN = Dataset(
+    name="plain",
+    about="Rows without a session and a folder.",
+    columns=(Column("id", ColumnType.STRING, ""), Column("at", ColumnType.TIMESTAMP, "")),
+    time_column="at",
+    source_columns=(),
+    key_column="id",
+)
+
+
+def test_a_row_without_a_session_is_selected_if_its_text_mentions_the_session() -> None:
+    selector = PurgeSelector("session", ("session-one", "8letters", "7letter"))
+    assert selector.matches(EXCHANGES, {"request_body": "before session-one after"})
+    assert selector.matches(EXCHANGES, {"request_headers": '{"id":"8letters"}'})
+    assert not selector.matches(EXCHANGES, {"request_body": "7letter"}), "a short id may occur by chance"
+    assert not selector.matches(EXCHANGES, {"session_id": "other", "request_body": "session-one"})
+    assert not selector.matches(MESSAGES, {"content_text": "session-one"}), "every message has its session"
+    assert not PurgeSelector("cwd", ("/session-one",)).matches(MESSAGES, {"content_text": "/session-one"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "dataset", "expected"),
+    [
+        ("session", MESSAGES, False),
+        ("session", EXCHANGES, True),
+        ("session", PLAIN, False),
+        ("cwd", MESSAGES, True),
+        ("cwd", EXCHANGES, False),
+        ("source", EXCHANGES, False),
+        ("before", EXCHANGES, False),
+        ("before", PLAIN, False),
+    ],
+)
+def test_rows_that_may_lack_the_session_or_folder_are_known(
+    kind: SelectorKind, dataset: Dataset, expected: bool
+) -> None:
+    assert PurgeSelector(kind, ("a value",)).may_be_unattributed(dataset) is expected
+
+
+def test_rows_without_a_folder_are_selected_by_the_sessions_that_worked_in_it() -> None:
+    by_folder, by_session = PurgeSelector("cwd", ("/work",)), PurgeSelector("session", ("s",))
+    assert by_folder.for_dataset(MESSAGES, ["s", "t"]) is by_folder
+    assert by_folder.for_dataset(EXCHANGES, ["s", "t"]) == PurgeSelector("session", ("s", "t"))
+    assert by_folder.for_dataset(PLAIN, ["s", "t"]) is None
+    assert by_session.for_dataset(EXCHANGES, ["t"]) is by_session
+    assert by_session.for_dataset(PLAIN, ["t"]) is None
+
+
+def test_a_selector_keeps_later_rows_out_only_if_it_is_of_sessions_or_a_time() -> None:
+    kinds: list[SelectorKind] = ["session", "source", "cwd", "before"]
+    assert [PurgeSelector(kind, ("v",)).is_permanent for kind in kinds] == [True, False, False, True]
+    named = PurgeSelector.from_args({"kind": "session", "values": ["b", "a b", "b"]})
+    assert named.as_json() == {"kind": "session", "values": ["b", "a b"]}
+    assert PurgeSelector.from_args(named.as_json()) == named
+    assert [stone.command for stone in named.tombstones] == ["hyp purge --session b", "hyp purge --session 'a b'"]
+
+
 def _file(source: str, day: date | None) -> DataFile:
     return DataFile(Path("/x"), 1, 1, source, 1, 1, 1, day)
 
@@ -116,6 +173,27 @@ def test_partitions_without_a_match_are_excluded(
     selector: PurgeSelector, source: str, day: date | None, expected: bool
 ) -> None:
     assert selector.may_be_in(_file(source, day)) is expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "lowest", "highest", "expected"),
+    [
+        ("session", "b", "a", "c", True),
+        ("session", "b", "b", "b", True),
+        ("session", "b", "c", "d", False),
+        ("session", "b", "a", "az", False),
+        ("session", "b", None, "a", True),
+        ("session", "b", "c", None, True),
+        ("cwd", "/work", "/work/acme", "/work/ä", True),
+        ("cwd", "/work", "/x", "/y", False),
+        ("before", "2026-10-02T05:00:00.000000Z", datetime(2026, 10, 2, 4, 59), datetime(2026, 10, 3), True),
+        ("before", "2026-10-02T05:00:00.000000Z", datetime(2026, 10, 2, 5), datetime(2026, 10, 3), False),
+    ],
+)
+def test_bounds_exclude_a_row_group_only_if_no_value_between_them_matches(
+    kind: SelectorKind, value: str, lowest: str | datetime | None, highest: str | datetime | None, expected: bool
+) -> None:
+    assert PurgeSelector(kind, (value,)).may_match(lowest, highest) is expected
 
 
 def test_row_groups_are_skipped_by_their_bounds(tmp_path: Path) -> None:

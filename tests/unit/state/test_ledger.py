@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hypaware.errors import StateError
-from hypaware.state import ledger
+from hypaware.state import ledger, received
 from hypaware.state.ledger import BatchSender, Coverage, ReceivedBatch, SequenceRange, StreamRange
 from hypaware.state.store import StateStore
 
@@ -118,6 +118,21 @@ def test_too_many_holes_lower_the_reported_coverage() -> None:
     assert ledger.compute_coverage(delivered, SequenceRange(0, 100)) == Coverage(
         delivered[-1].last, tuple(SequenceRange(10 * number, 10 * number + 5) for number in range(10))
     )
+
+
+def test_as_many_holes_as_an_answer_holds_are_all_reported() -> None:
+    delivered = [SequenceRange(10 * number + 5, 10 * number + 10) for number in range(ledger.MAX_HOLES)]
+    found = ledger.compute_coverage(delivered)
+
+    assert len(found.holes) == ledger.MAX_HOLES
+    assert found.last == delivered[-1].last
+
+
+def test_the_segment_of_a_recorded_batch_waits_to_be_committed(store: StateStore) -> None:
+    enter(store, batch("1", 0, 5), batch("2"))
+    with store.reading() as connection:
+        (waiting,) = received.summarize_uncommitted(connection, SENDER.tenant)
+    assert (waiting.gateway_id, waiting.rows) == (SENDER.gateway_id, 10)
 
 
 small = st.integers(0, 60)
