@@ -113,6 +113,7 @@ def test_a_row_without_a_session_is_selected_if_its_text_mentions_the_session() 
     assert selector.matches(EXCHANGES, {"request_body": "before session-one after"})
     assert selector.matches(EXCHANGES, {"request_headers": '{"id":"8letters"}'})
     assert not selector.matches(EXCHANGES, {"request_body": "7letter"}), "a short id may occur by chance"
+    assert not selector.matches(EXCHANGES, {"request_body": "session-one-2 or xsession-one"}), "it is another word"
     assert not selector.matches(EXCHANGES, {"session_id": "other", "request_body": "session-one"})
     assert not selector.matches(MESSAGES, {"content_text": "session-one"}), "every message has its session"
     assert not PurgeSelector("cwd", ("/session-one",)).matches(MESSAGES, {"content_text": "/session-one"})
