@@ -160,7 +160,7 @@ def check_followed(hyp: Hyp, user: Path) -> None:
     def follow() -> dict[str, Any]:
         return {each["client"]: each["follow"] or {} for each in hyp.ok("status")["clients"]}
 
-    eventually(lambda: {each.get("state") for each in follow().values()} == {"following"})
+    eventually(lambda: {follow()[each].get("state") for each in ("claude", "codex")} == {"following"})
     write(user / ".claude/projects/-new/now.jsonl", turns("now", 1), age=0)
     eventually(lambda: follow()["claude"]["rows"] == 3)
     assert hyp.ok("backfill", "claude")["providers"][0]["rows_written"] == 0
