@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import click
 
-_READING = ("sessions", "usage", "overview", "search")
+_READING = ("sessions", "show", "usage", "overview", "search")
 
 
 def run(arguments: Sequence[str] | None = None, root: click.Group | None = None) -> int:

@@ -7,6 +7,7 @@ click, which handles everything else: help, completion, abbreviations and errors
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +23,7 @@ class ReadingOption(NamedTuple):
     flag: str
     help: str
     metavar: str | None = None
-    """None if the option takes no value."""
+    """None if the option takes no value, or one of the choices. A PATH is completed by the shell."""
     choices: tuple[str, ...] = ()
     least: int | None = None
     """If given, the value is a number of at least this."""
@@ -30,6 +31,7 @@ class ReadingOption(NamedTuple):
     default: Any = None
     parameter: str | None = None
     """The name of the value, if it is not that of the flag."""
+    short: str | None = None
 
     @property
     def name(self) -> str:
@@ -86,6 +88,25 @@ COMMANDS: dict[str, tuple[ReadingOption, ...]] = {
         ),
         _LIMIT,
     ),
+    "show": (
+        ReadingOption("--last", "Show the newest session, or the newest one that matches the filters.", default=False),
+        ReadingOption(
+            "--format",
+            "Print in this format.  [default: the one that the name of --output implies, else text]",
+            choices=("text", "markdown", "html", "json"),
+            parameter="format_",
+        ),
+        ReadingOption(
+            "--output", "Write to this file, replacing it only on success.", "PATH", parameter="target", short="-o"
+        ),
+        ReadingOption("--redact", "Replace secrets, such as API keys, with markers.", default=False),
+        ReadingOption("--thinking", "Show all of the model's thinking.", default=False),
+        ReadingOption(
+            "--full", "Show complete results, diffs and arguments, and what the client added.", default=False
+        ),
+        ReadingOption("--follow", "Keep showing new parts as they arrive, until Ctrl-C.", default=False, short="-f"),
+        *FILTERS,
+    ),
     "usage": (
         ReadingOption(
             "--by",
@@ -107,7 +128,8 @@ COMMANDS: dict[str, tuple[ReadingOption, ...]] = {
         ReadingOption("--limit", "Show at most this many; 0 means all.", "N", least=0, default=20),
     ),
 }
-"""The options of each command, in the order of its help. All have --json too; `hyp search` takes words."""
+"""The options of each command, in the order of its help. All have --json too; `hyp search` takes words, `hyp show` the
+id of a session."""
 
 
 def parse_plainly(args: Sequence[str]) -> dict[str, Any] | None:
@@ -117,7 +139,7 @@ def parse_plainly(args: Sequence[str]) -> dict[str, Any] | None:
     """
     if not args or args[0] not in COMMANDS or "HYP_CRASH_AT" in os.environ or "_HYP_COMPLETE" in os.environ:
         return None
-    options = {option.flag: option for option in COMMANDS[args[0]]}
+    options = {flag: option for option in COMMANDS[args[0]] for flag in (option.flag, option.short) if flag}
     given: dict[str, Any] = {"as_json": False, **{option.name: option.default for option in options.values()}}
     words: list[str] = []
     rest = iter(args[1:])
@@ -129,7 +151,7 @@ def parse_plainly(args: Sequence[str]) -> dict[str, Any] | None:
             given["as_json"] = True
         elif not each.startswith("-") or each == "-":
             words.append(each)
-        elif (option := options.get(flag)) is None or (has_value and not option.takes_value):
+        elif (option := options.get(flag)) is None or (has_value and (not option.takes_value or flag == option.short)):
             return None
         elif option.takes_value:
             try:
@@ -138,11 +160,12 @@ def parse_plainly(args: Sequence[str]) -> dict[str, Any] | None:
                 return None
         else:
             given[option.name] = True
-    if bool(words) != (args[0] == "search"):
-        return None
-    if words:
+    if args[0] == "show":
+        given["session"] = words.pop() if words else None
+    elif args[0] == "search":
         given["words"] = tuple(words)
-    return given
+        return given if words else None
+    return None if words else given
 
 
 def _choose_sessions(filters: Filters, given: dict[str, Any]) -> Filters:
@@ -171,6 +194,12 @@ def run_reading_command(command: str, given: dict[str, Any]) -> None:
         from hypaware.cli.overview import show_overview
 
         show_overview(filters, **given)
+    elif command == "show":
+        from hypaware.cli.show import show_session
+
+        # Following goes on for hours.
+        gc.enable()
+        show_session(filters, **given)
     else:
         from hypaware.cli.search import show_matches
 

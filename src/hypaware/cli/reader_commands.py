@@ -1,20 +1,27 @@
-"""The reading commands as click sees them: `hyp sessions`, `hyp usage`, `hyp overview` and `hyp search`.
+"""The reading commands as click sees them: `hyp sessions`, `hyp show`, `hyp tail`, `hyp usage`, `hyp overview` and
+`hyp search`.
 
-Their options are those of `hypaware.cli.reader_arguments`, which also parses them if they are plain.
+Their options, but those of `hyp tail`, are those of `hypaware.cli.reader_arguments`, which also parses them if they are
+plain.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hypaware.cli import output
 from hypaware.cli.command import Command, json_option
 from hypaware.cli.reader_arguments import COMMANDS, DAYS, FILTERS, ROWS, ReadingOption, run_reading_command
 
+if TYPE_CHECKING:
+    from hypaware.index.filters import Filters
+
 Function = Callable[..., Any]
+_LAST_PARTS = 10
 
 
 def _add_options(options: Iterable[ReadingOption]) -> Callable[[Function], Function]:
@@ -27,16 +34,18 @@ def _add_options(options: Iterable[ReadingOption]) -> Callable[[Function], Funct
 
 
 def _to_click(option: ReadingOption) -> Callable[[Function], Function]:
+    names = [*filter(None, (option.short, option.flag)), option.name]
     if not option.takes_value:
-        return click.option(option.flag, option.name, is_flag=True, help=option.help)
+        return click.option(*names, is_flag=True, help=option.help)
     kind: click.ParamType[Any] = click.STRING
     if option.choices:
         kind = click.Choice(option.choices)
     elif option.least is not None:
         kind = click.IntRange(option.least, option.most)
+    elif option.metavar == "PATH":
+        kind = click.Path()
     return click.option(
-        option.flag,
-        option.name,
+        *names,
         type=kind,
         metavar=option.metavar,
         default=option.default,
@@ -91,6 +100,68 @@ def sessions(**given: Any) -> None:
     terminal the list ends after 40 sessions, and columns that do not fit are left out; elsewhere it is complete.
     """
     run_reading_command("sessions", given)
+
+
+@click.command(
+    "show",
+    cls=Command,
+    examples=[
+        "hyp show 0dc91b82",
+        "hyp show --last --project shop",
+        "hyp show 0dc91b82 --redact -o session.html",
+        "hyp show --last --follow",
+    ],
+)
+@click.argument("session", required=False, metavar="[ID]")
+@_add_options(COMMANDS["show"])
+@json_option
+def show(**given: Any) -> None:
+    """Show the conversation of a session.
+
+    ID is the id of the session, or its beginning. On a terminal the conversation is shown in a pager (PAGER). Results
+    are cut to a few lines, thinking to one; subagents are shown below the call that started them. The last line is the
+    command that resumes the session in its client.
+    """
+    run_reading_command("show", given)
+
+
+@click.command(
+    "tail",
+    cls=Command,
+    examples=["hyp tail", "hyp tail 0dc91b82", "hyp tail --project shop", "hyp tail --json"],
+)
+@click.argument("session", required=False, metavar="[ID]")
+@click.option(
+    "-n",
+    "--parts",
+    type=click.IntRange(min=0),
+    default=_LAST_PARTS,
+    show_default=True,
+    metavar="N",
+    help="Start with the last N parts.",
+)
+@click.option("--redact", is_flag=True, help="Replace secrets, such as API keys, with markers.")
+@click.option("--thinking", is_flag=True, help="Show all of the model's thinking.")
+@click.option("--full", is_flag=True, help="Show complete results, diffs and arguments, and what the client added.")
+@reading_options
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    expose_value=False,
+    callback=output.use_json,
+    help="Print one JSON document per line.",
+)
+def tail(filters: Filters, **given: Any) -> None:
+    """Watch what your agents do, in all sessions or in one, until Ctrl-C.
+
+    Parts appear when they are recorded, even before they are committed to the lake. With --json, each line is one JSON
+    document: a message with its new parts, and session_id, client and project. Ctrl-C is the normal end: the exit
+    code is 0.
+    """
+    from hypaware.cli.show import watch_sessions
+
+    watch_sessions(filters, **given)
 
 
 @click.command(

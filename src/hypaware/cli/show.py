@@ -13,12 +13,8 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from hypaware.cli import output
-from hypaware.cli.command import Command, json_option
 from hypaware.cli.index_reader import open_for_reading
-from hypaware.cli.reader_commands import reading_options
 from hypaware.errors import UsageError
 from hypaware.text import escape_json, format_count
 
@@ -32,63 +28,26 @@ if TYPE_CHECKING:
     from hypaware.privacy.redact import Redaction
     from hypaware.render.text import TextStyle
 
-_FORMATS = ("text", "markdown", "html", "json")
 _SUFFIXES = {".md": "markdown", ".markdown": "markdown", ".html": "html", ".htm": "html", ".json": "json"}
 _MAX_WIDTH = 120
 _MAX_MEMORY_BYTES = 8 << 20
 _CHUNK = 1 << 16
 _POLL_MILLISECONDS = 250
-_LAST_PARTS = 10
 
 
-@click.command(
-    "show",
-    cls=Command,
-    examples=[
-        "hyp show 0dc91b82",
-        "hyp show --last --project shop",
-        "hyp show 0dc91b82 --redact -o session.html",
-        "hyp show --last --follow",
-    ],
-)
-@click.argument("session", required=False, metavar="[ID]")
-@click.option("--last", is_flag=True, help="Show the newest session, or the newest one that matches the filters.")
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(_FORMATS),
-    help="Print in this format.  [default: the one that the name of --output implies, else text]",
-)
-@click.option(
-    "-o",
-    "--output",
-    "target",
-    type=click.Path(path_type=Path),
-    help="Write to this file, replacing it only on success.",
-)
-@click.option("--redact", is_flag=True, help="Replace secrets, such as API keys, with markers.")
-@click.option("--thinking", is_flag=True, help="Show all of the model's thinking.")
-@click.option("--full", is_flag=True, help="Show complete results, diffs and arguments, and what the client added.")
-@click.option("-f", "--follow", is_flag=True, help="Keep showing new parts as they arrive, until Ctrl-C.")
-@reading_options
-@json_option
-def show(
+def show_session(
+    filters: Filters,
+    *,
     session: str | None,
     last: bool,
     format_: str | None,
-    target: Path | None,
+    target: str | None,
     redact: bool,
     thinking: bool,
     full: bool,
     follow: bool,
-    filters: Filters,
 ) -> None:
-    """Show the conversation of a session.
-
-    ID is the id of the session, or its beginning. On a terminal the conversation is shown in a pager (PAGER). Results
-    are cut to a few lines, thinking to one; subagents are shown below the call that started them. The last line is the
-    command that resumes the session in its client.
-    """
+    """Show the conversation of a session, in a pager on a terminal, or write it to the file `target`."""
     chosen = _choose_format(format_, target)
     if (session is None) != last:
         raise UsageError("name either the id of a session or --last", repair="hyp sessions")
@@ -107,8 +66,8 @@ def show(
         conversation = _read(index, number, redaction, found)
         style = _style(filters.timezone, full=full, thinking=thinking, to_terminal=target is None)
         pieces = _render(conversation, chosen, style)
-        if target is not None and str(target) != "-":
-            _write_file(target, pieces)
+        if target is not None and target != "-":
+            _write_file(Path(target), pieces)
         elif chosen == "json":
             _print_json(pieces)
         else:
@@ -119,40 +78,10 @@ def show(
             output.note(f"{format_count(found.total(), 'secret')} redacted")
 
 
-@click.command(
-    "tail",
-    cls=Command,
-    examples=["hyp tail", "hyp tail 0dc91b82", "hyp tail --project shop", "hyp tail --json"],
-)
-@click.argument("session", required=False, metavar="[ID]")
-@click.option(
-    "-n",
-    "--parts",
-    type=click.IntRange(min=0),
-    default=_LAST_PARTS,
-    show_default=True,
-    metavar="N",
-    help="Start with the last N parts.",
-)
-@click.option("--redact", is_flag=True, help="Replace secrets, such as API keys, with markers.")
-@click.option("--thinking", is_flag=True, help="Show all of the model's thinking.")
-@click.option("--full", is_flag=True, help="Show complete results, diffs and arguments, and what the client added.")
-@reading_options
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    expose_value=False,
-    callback=output.use_json,
-    help="Print one JSON document per line.",
-)
-def tail(session: str | None, parts: int, redact: bool, thinking: bool, full: bool, filters: Filters) -> None:
-    """Watch what your agents do, in all sessions or in one, until Ctrl-C.
-
-    Parts appear when they are recorded, even before they are committed to the lake. With --json, each line is one JSON
-    document: a message with its new parts, and session_id, client and project. Ctrl-C is the normal end: the exit
-    code is 0.
-    """
+def watch_sessions(
+    filters: Filters, *, session: str | None, parts: int, redact: bool, thinking: bool, full: bool
+) -> None:
+    """Show the last parts of all sessions, or of one, and then new ones until Ctrl-C."""
     from hypaware.index.arrivals import Arrivals
     from hypaware.index.sessions import find_session
 
@@ -189,14 +118,14 @@ def _open_for_watching() -> Index:
     return open_index(Home.from_environment(), note=note_once)
 
 
-def _choose_format(given: str | None, target: Path | None) -> str:
+def _choose_format(given: str | None, target: str | None) -> str:
     if output.wants_json():
         if given not in (None, "json"):
             raise UsageError(f"--json means --format json and cannot be combined with --format {given}")
         return "json"
     if given is not None:
         return given
-    return "text" if target is None else _SUFFIXES.get(target.suffix.lower(), "text")
+    return "text" if target is None else _SUFFIXES.get(Path(target).suffix.lower(), "text")
 
 
 def _find(index: Index, session: str | None, filters: Filters) -> int:

@@ -36,6 +36,12 @@ PLAIN = (
     "search -- --force -x",
     "search one - two",
     "search a=b --tool=Bash",
+    "show",
+    "show 0dc91b82",
+    "show --last --project shop --thinking --full --redact --follow",
+    "show 0dc9 -f --json",
+    "show 0dc9 -o out.html --format html",
+    "show --output=out.md -- -0dc9",
 )
 FOR_CLICK = (
     "",
@@ -57,7 +63,13 @@ FOR_CLICK = (
     "search",
     "search --json",
     "search -x",
-    "show --last",
+    "show one two",
+    "show one -oout.md",
+    "show one -o=out.md",
+    "show one -o -",
+    "show one --format xml",
+    "show -ft",
+    "tail",
 )
 
 
@@ -92,10 +104,10 @@ def test_crash_points_and_completion_are_left_to_click(monkeypatch: pytest.Monke
 def test_click_knows_the_same_options(command: str) -> None:
     declared = {param.name for param in getattr(reader_commands, command).params}
 
-    assert declared - {"words"} == {option.name for option in COMMANDS[command]} | {"as_json"}
+    assert declared - {"words", "session"} == {option.name for option in COMMANDS[command]} | {"as_json"}
 
 
-@pytest.mark.parametrize("line", ["sessions", "usage --by model", "search text", "sessions --json"])
+@pytest.mark.parametrize("line", ["sessions", "usage --by model", "search text", "sessions --json", "show --last"])
 def test_a_plain_reading_command_imports_neither_click_nor_rich(tmp_path: Path, line: str) -> None:
     home = Home(tmp_path / "home")
     gateway = open_home(home).gateway_id
