@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterable
 
@@ -25,6 +23,8 @@ def print_paged(pieces: Iterable[str]) -> None:
         for piece in pieces:
             sys.stdout.write(piece)
         return
+    import subprocess
+
     sys.stdout.flush()
     environment = {**os.environ}
     # A user's own options are kept, but without -R, less would print the colours as text.
@@ -52,4 +52,6 @@ def find_pager() -> str | None:
     chosen = os.environ.get("PAGER")
     if chosen is not None:
         return chosen if chosen.strip() not in ("", "cat") else None
+    import shutil
+
     return "less" if os.environ.get("TERM") != "dumb" and shutil.which("less") else None

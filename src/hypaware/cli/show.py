@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from hypaware.cli import output
@@ -155,11 +153,12 @@ def _load_redaction(index: Index) -> Redaction:
 
 
 def _style(zone: ZoneInfo, *, full: bool, thinking: bool, to_terminal: bool = True) -> TextStyle:
+    from hypaware.cli.columns import terminal_width
     from hypaware.render.text import TextStyle
 
-    is_terminal = to_terminal and sys.stdout.isatty()
-    width = min(shutil.get_terminal_size().columns, _MAX_WIDTH) if is_terminal else None
-    color = is_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    columns = terminal_width() if to_terminal else None
+    width = min(columns, _MAX_WIDTH) if columns is not None else None
+    color = columns is not None and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return TextStyle(width, color, not to_terminal or output.can_print("›●∴└✗│─…"), zone, full, thinking)
 
 
@@ -198,6 +197,8 @@ def _dump(value: Any) -> str:
 
 def _print_json(pieces: Iterator[str]) -> None:
     """Print the document when it is complete: stdout must hold either the document or the error."""
+    from tempfile import SpooledTemporaryFile
+
     with SpooledTemporaryFile(_MAX_MEMORY_BYTES) as document:
         document.writelines(_join_pieces(pieces))
         document.seek(0)

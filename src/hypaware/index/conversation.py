@@ -15,7 +15,6 @@ Only the order is computed at once. Contents are read in batches while the conve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,23 +35,29 @@ _FIRST_BATCH, _BATCH = 48, 512
 """Parts whose contents are read at once. The first batch is small, so that the first screen appears immediately."""
 
 
-@dataclass(frozen=True)
 class Thread:
-    """The main thread of a session, or one subagent."""
+    """The main thread of a session, or one subagent.
 
-    name: str | None
-    """The client's id of the thread or agent; that of its first message if the client gave it none."""
-    is_sidechain: bool = False
-    parent: str | None = None
-    """The name of the thread that started it."""
-    started_by: str | None = None
-    """The id of the tool call that started it."""
-    started_at: str | None = None
-    count: Callable[[], tuple[TokenCounts, float | None]] = lambda: (TokenCounts(), None)
+    `name` is the client's id of the thread or agent, or that of its first message if the client gave it none. `parent`
+    is the name of the thread that started it, `started_by` the id of the tool call that did.
+    """
+
+    def __init__(
+        self,
+        name: str | None,
+        is_sidechain: bool = False,
+        parent: str | None = None,
+        started_by: str | None = None,
+        started_at: str | None = None,
+        count: Callable[[], tuple[TokenCounts, float | None]] = lambda: (TokenCounts(), None),
+    ) -> None:
+        self.name, self.is_sidechain, self.parent = name, is_sidechain, parent
+        self.started_by, self.started_at = started_by, started_at
+        self._count = count
 
     @cached_property
     def _counted(self) -> tuple[TokenCounts, float | None]:
-        return self.count()
+        return self._count()
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -67,14 +72,19 @@ class Thread:
         return {name: getattr(self, name) for name in names}
 
 
-@dataclass(frozen=True)
 class RecordedConversation:
-    session: dict[str, Any]
-    """As `hyp sessions` describes it."""
-    threads: tuple[Thread, ...]
-    """The main thread, then the subagents in the order in which they started."""
-    read: Callable[[Thread | None], Iterator[Message]]
-    """Read the messages of one thread, or of all threads if it is None."""
+    """A session as `hyp sessions` describes it, and its main thread, then the subagents in the order of their starts.
+
+    `read` reads the messages of one thread, or of all threads if it is None.
+    """
+
+    def __init__(
+        self,
+        session: dict[str, Any],
+        threads: tuple[Thread, ...],
+        read: Callable[[Thread | None], Iterator[Message]],
+    ) -> None:
+        self.session, self.threads, self.read = session, threads, read
 
     def __iter__(self) -> Iterator[Message]:
         return self.read(None)
@@ -94,13 +104,12 @@ def read_conversation(index: Index, session: int, prices: PriceTable | None = No
     return RecordedConversation(document, plan.list_threads(), plan.read)
 
 
-@dataclass(eq=False)
 class _PlannedThread:
-    name: str | None
-    is_sidechain: bool
-    messages: list[MessageOutline] = field(default_factory=list)
-    parent: _PlannedThread | None = None
-    started_by: str | None = None
+    def __init__(self, name: str | None, is_sidechain: bool) -> None:
+        self.name, self.is_sidechain = name, is_sidechain
+        self.messages: list[MessageOutline] = []
+        self.parent: _PlannedThread | None = None
+        self.started_by: str | None = None
 
     @property
     def started_at(self) -> int:

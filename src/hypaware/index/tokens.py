@@ -21,7 +21,8 @@ SEPARATOR = "\x1f"
 _KIND = "\uf8fc"
 """A private character, which the tokenizer takes as a letter."""
 KINDS = ("role", "type", "tool")
-_CHARACTER = re.compile(
+# Compiled when it is needed: most texts are plain ASCII, and it takes milliseconds.
+_CHARACTER = (
     "[\u1100-\u11ff\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3040-\u30ff\u3105-\u312f\u3131-\u318e\u31a0-\u31bf"
     "\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\uff66-\uff9d"
     "\U0001b000-\U0001b16f\U00020000-\U0003fffd]"
@@ -39,7 +40,7 @@ def prepare_text(text: str | None, tool_args: str | None) -> str | None:
 
 def separate_characters(text: str) -> str:
     """Put separators around each Chinese, Japanese and Korean character."""
-    return text if text.isascii() else _CHARACTER.sub(rf"{SEPARATOR}\g<0>{SEPARATOR}", text.replace(_KIND, " "))
+    return text if text.isascii() else re.sub(_CHARACTER, rf"{SEPARATOR}\g<0>{SEPARATOR}", text.replace(_KIND, " "))
 
 
 def kind_word(kind: str, name: int) -> str:

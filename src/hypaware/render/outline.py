@@ -11,10 +11,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypaware.index.conversation import RecordedConversation, Thread
 from hypaware.index.messages import Message
@@ -40,8 +39,7 @@ class Kind(Enum):
     ATTACHMENT = "attachment"
 
 
-@dataclass(frozen=True)
-class Speaker:
+class Speaker(NamedTuple):
     """From here on, someone else speaks: the user, the model, or (in a subagent) its prompt."""
 
     name: str
@@ -55,16 +53,14 @@ class Speaker:
         return (self.message["model"] or "agent") if self.name == "agent" else self.name.capitalize()
 
 
-@dataclass(frozen=True)
-class Said:
+class Said(NamedTuple):
     kind: Kind
     message: Message
     part: Part
     depth: int
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """Texts that the client added, one after the other: instructions, reminders, the environment."""
 
     entries: tuple[tuple[Message, Part], ...]
@@ -79,8 +75,7 @@ class Context:
         return sum(len(text.strip().splitlines()) for text in self.texts)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A tool call begins; subagents that it started follow, then `CallEnd`."""
 
     message: Message
@@ -97,13 +92,11 @@ class Call:
         return list_changes(self.part["tool_args"]) is not None
 
 
-@dataclass(frozen=True)
-class CallEnd:
+class CallEnd(NamedTuple):
     call: Call
 
 
-@dataclass(frozen=True)
-class LateResult:
+class LateResult(NamedTuple):
     """A result whose call is too far above it, or unknown."""
 
     message: Message
@@ -111,29 +104,26 @@ class LateResult:
     depth: int
 
 
-@dataclass(frozen=True)
-class AgentStart:
+class AgentStart(NamedTuple):
     thread: Thread
     depth: int
 
 
-@dataclass(frozen=True)
-class AgentEnd:
+class AgentEnd(NamedTuple):
     thread: Thread
     depth: int
 
 
-@dataclass
 class TurnEnd:
     """The sums over one turn: what the user said, and everything up to the next time."""
 
-    number: int
-    calls: int = 0
-    errors: int = 0
-    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOKENS, 0))
-    cost_usd: float | None = None
-    first_at: datetime | None = None
-    last_at: datetime | None = None
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.calls = self.errors = 0
+        self.tokens = dict.fromkeys(TOKENS, 0)
+        self.cost_usd: float | None = None
+        self.first_at: datetime | None = None
+        self.last_at: datetime | None = None
 
     @property
     def seconds(self) -> float:
@@ -152,15 +142,13 @@ class TurnEnd:
 Event = Speaker | Said | Context | Call | CallEnd | LateResult | AgentStart | AgentEnd | TurnEnd
 
 
-@dataclass
 class _Entry:
-    message: Message
-    part: Part
-    result: Part | None = None
-    result_message: Message | None = None
-    is_first: bool = False
-    """The first part of its message."""
-    waits: bool = False
+    def __init__(self, message: Message, part: Part, *, is_first: bool) -> None:
+        """`is_first`: it is the first part of its message."""
+        self.message, self.part, self.is_first = message, part, is_first
+        self.result: Part | None = None
+        self.result_message: Message | None = None
+        self.waits = False
 
 
 def outline(conversation: RecordedConversation) -> Iterator[Event]:

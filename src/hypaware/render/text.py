@@ -8,9 +8,8 @@ at its width. Results and diffs are cut to a few lines, thinking and what the cl
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, tzinfo
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypaware.index.conversation import RecordedConversation, Thread
 from hypaware.index.messages import Message
@@ -54,8 +53,7 @@ _ANSWERED = " (result above)"
 _DIFF_COLORS = {"+": _GREEN, "-": _RED, "@": _CYAN, " ": _DIM}
 
 
-@dataclass(frozen=True)
-class TextStyle:
+class TextStyle(NamedTuple):
     width: int | None = None
     """Columns of the terminal; None breaks no lines."""
     color: bool = False
@@ -65,8 +63,7 @@ class TextStyle:
     thinking: bool = False
 
 
-@dataclass(frozen=True)
-class _Marks:
+class _Marks(NamedTuple):
     you: str = "›"
     agent: str = "●"
     thinking: str = "∴"
@@ -89,16 +86,13 @@ def render_text(conversation: RecordedConversation, style: TextStyle) -> Iterato
     yield from renderer.footer(conversation.session, conversation.threads)
 
 
-@dataclass
 class TextRenderer:
-    style: TextStyle
-    cwd: str | None = None
-    _day: date | None = None
-    _after_heading: bool = True
-    _last_call: str | None = None
-
-    def __post_init__(self) -> None:
-        self._marks = _Marks() if self.style.unicode else _ASCII_MARKS
+    def __init__(self, style: TextStyle, cwd: str | None = None) -> None:
+        self.style, self.cwd = style, cwd
+        self._marks = _Marks() if style.unicode else _ASCII_MARKS
+        self._day: date | None = None
+        self._after_heading = True
+        self._last_call: str | None = None
 
     # The whole conversation
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypaware.render.edits import DiffLine, count_changes, list_changes
 from hypaware.text import format_count
@@ -49,8 +48,7 @@ _SCRIPT_FAILED = "Script failed"
 _TOOL_ERROR = re.compile(r"\A<tool_use_error>(.*)</tool_use_error>\Z", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class CallSummary:
+class CallSummary(NamedTuple):
     name: str
     summary: str
     """One line."""
