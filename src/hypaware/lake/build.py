@@ -375,6 +375,9 @@ class PartitionWriter:
         assert partition.writer is not None
         # An fsync takes as long as writing a thousand rows, which goes on meanwhile.
         self._closed.append((partition.path, self._threads.submit(partition.writer.close, *key)))
+        if len(self._closed) > _MAX_OPEN_FILES:
+            # On a slow disk, no more files than these wait open.
+            self._closed[-_MAX_OPEN_FILES][1].result()
 
     def close(self) -> list[BuiltFile]:
         """Return the files when all of them are durable."""

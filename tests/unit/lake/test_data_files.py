@@ -19,9 +19,13 @@ _SOURCES = 12
 
 @pytest.fixture
 def task(tmp_path: Path) -> SegmentTask:
-    """Return a build of 12 files."""
-    sources = [f"client-{number}" for number in range(_SOURCES)]
-    named = zip(rows(4 * _SOURCES), 4 * sources, strict=True)
+    return make_task(tmp_path, _SOURCES)
+
+
+def make_task(tmp_path: Path, files: int) -> SegmentTask:
+    """Return a build of as many files, in each of which are four rows."""
+    sources = [f"client-{number}" for number in range(files)]
+    named = zip(rows(4 * files), 4 * sources, strict=True)
     coerced = [coerce_row(MESSAGES, {**row, "client_name": name}, "gw-1") for row, name in named]
     segment = tmp_path / "segment"
     segment.write_bytes(segments.encode_lines(coerced, 0))
@@ -44,6 +48,13 @@ def test_every_file_of_a_build_is_durable_when_it_returns(task: SegmentTask, mon
     assert len(built.files) == _SOURCES
     assert synced == {file.path for file in built.files}
     assert [file.bytes for file in built.files] == [file.path.stat().st_size for file in built.files]
+
+
+def test_a_build_of_more_files_than_may_be_open_has_all_rows(tmp_path: Path) -> None:
+    built = make_task(tmp_path, 150).run()
+    # A file is finished early if too many are open, and another one takes the rest of its rows.
+    assert len(built.files) >= 150
+    assert sum(pq.read_metadata(file.path).num_rows for file in built.files) == 4 * 150
 
 
 @pytest.mark.parametrize("failing", [1, 7, _SOURCES])
