@@ -140,9 +140,7 @@ def show(**given: Any) -> None:
     metavar="N",
     help="Start with the last N parts.",
 )
-@click.option("--redact", is_flag=True, help="Replace secrets, such as API keys, with markers.")
-@click.option("--thinking", is_flag=True, help="Show all of the model's thinking.")
-@click.option("--full", is_flag=True, help="Show complete results, diffs and arguments, and what the client added.")
+@_add_options(option for option in COMMANDS["show"] if option.name in ("redact", "thinking", "full"))
 @reading_options
 @click.option(
     "--json",
